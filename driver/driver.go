@@ -1,0 +1,142 @@
+// Package driver is the contract between a node and the things that run
+// sandboxes on it: Driver starts a Machine from a Config, Machine is the live
+// object that owns processes and mounts. Powers that only some kinds have are
+// extra interfaces found by assertion, as io.WriterTo is.
+//
+// A driver knows no images, no tokens and no tables: a Root is mounts or a
+// folder, so its test needs a temporary directory only. It keeps what it must
+// know to find a machine again in its own folder; what a sandbox is for is the
+// edge's business.
+//
+// Invariants, checked for every driver by package drivertest:
+//   - Start leaves nothing behind when it fails: no process, mount, cgroup,
+//     file, descriptor.
+//   - A machine outlives the process that started it. Adopt finds it again.
+//   - Stop is idempotent and returns when nothing of the machine is left.
+//   - Done is closed exactly once, after which Exit is final.
+//
+// Read next: driver/container, then package edge.
+package driver
+
+import (
+	"context"
+	"os"
+	"time"
+
+	"github.com/dsec-go/dsec"
+)
+
+// Config is everything a machine is started from. The driver owns none of the
+// files in it and keeps none after Start returns.
+type Config struct {
+	ID        dsec.SandboxID
+	Root      Root
+	Resources dsec.Resources // all fields set
+	Hostname  string
+	Guest     GuestConfig
+}
+
+// Root is what the machine sees as its file system: either Dir, or Layers with
+// a writable layer of the driver's making on top.
+type Root struct {
+	Dir    string     // a folder used in place and writable; for tests and first steps
+	Layers []*os.File // detached read-only mounts, lowest first, shared with other machines
+}
+
+// GuestConfig is what the guest needs to run commands: the defaults of those
+// that name none.
+type GuestConfig struct {
+	Env  []string // NAME=value
+	Cwd  string
+	User string
+}
+
+// Stage names one timed step of Start, for the stage times of a creation.
+type Stage = dsec.Stage
+
+// Driver starts and finds machines of one kind. It is safe for concurrent use.
+type Driver interface {
+	// Kind is the kind of sandbox it runs.
+	Kind() dsec.Kind
+
+	// Start makes a machine whose guest answers. It is Invalid for a root that
+	// cannot be used, Exhausted when the host is out of something, Unsupported
+	// when the host lacks a needed feature. ctx governs the start only, not
+	// the machine's life.
+	Start(ctx context.Context, c Config) (Machine, error)
+
+	// Adopt returns the machines that outlived an earlier process of this
+	// node, and removes what is left of those that did not. It is called once,
+	// before Start.
+	Adopt(ctx context.Context) ([]Machine, error)
+
+	// Close gives back what the driver holds for machines to come. Machines
+	// that run go on.
+	Close() error
+}
+
+// Machine is one running sandbox. It is safe for concurrent use.
+type Machine interface {
+	ID() dsec.SandboxID
+
+	// Guest gives the services of the agent inside. They stay usable over
+	// reconnections; once the machine is gone every call is Conflict.
+	Guest() Guest
+
+	// Stages are the timed steps of its start; none for an adopted machine.
+	Stages() []Stage
+
+	// Usage reports what it uses now. It is cheap: a few file reads.
+	Usage(ctx context.Context) (dsec.Usage, error)
+
+	// Stop ends it, whatever the workload does, and returns when nothing of it
+	// is left. On a machine that is gone it is a no-op.
+	Stop(ctx context.Context) error
+
+	// Done is closed when the machine is gone, by Stop or by itself.
+	Done() <-chan struct{}
+
+	// Exit says why it is gone; valid once Done is closed.
+	Exit() Exit
+}
+
+// Guest is the agent inside a machine. Calls on it carry no sandbox ID.
+type Guest interface {
+	Commands() dsec.Commands
+	Files() dsec.Files
+	Ports() dsec.Ports
+
+	// Activity reports what the guest is doing, for idle times and adoption.
+	Activity(ctx context.Context) (Activity, error)
+
+	// Subscribe calls f on each change of the number of running commands, from
+	// a goroutine of the connection, until the machine is gone. f must not
+	// block. At most one subscriber.
+	Subscribe(f func(Activity))
+}
+
+// Activity is the guest's own count of what runs.
+type Activity struct {
+	Running int       // commands that have not ended
+	Last    time.Time // when the last one ended; zero if none did
+}
+
+// Exit says how a machine ended.
+type Exit struct {
+	Cause  dsec.Cause
+	Detail string
+	Usage  dsec.Usage // last figures
+	At     time.Time
+}
+
+// Upper is a machine whose writable layer can be read from outside: what a
+// commit walks.
+type Upper interface {
+	// Upper gives the folder of the writable layer and the first host uid of
+	// the machine's range. The folder is valid until the machine is gone.
+	Upper() (dir string, idBase uint32)
+
+	// Freeze stops every process of the workload and returns the function that
+	// lets them go on.
+	Freeze(ctx context.Context) (thaw func() error, err error)
+}

@@ -1,0 +1,144 @@
+package dsec
+
+import (
+	"context"
+	"time"
+)
+
+// State is where a sandbox is in its life:
+//
+//	creating -> running <-> paused, and from any of them
+//	finally one of stopped, failed, lost.
+type State string
+
+// The states of a sandbox.
+const (
+	Creating State = "creating"
+	Running  State = "running"
+	Paused   State = "paused"
+	Stopped  State = "stopped" // ended as somebody asked or a limit of time said
+	Failed   State = "failed"  // ended by a fault in it or around it
+	LostGone State = "lost"    // its node is gone, or forgot it
+)
+
+// Ended reports whether s is final.
+func (s State) Ended() bool { return s == Stopped || s == Failed || s == LostGone }
+
+// Cause says why a sandbox ended. A sandbox that ended has exactly one.
+type Cause string
+
+// The causes of an end.
+const (
+	CauseUser      Cause = "user"       // a stop call
+	CauseTTL       Cause = "ttl"        // its time to live passed
+	CauseIdle      Cause = "idle"       // its idle time passed
+	CauseOOM       Cause = "oom"        // the kernel ended its guest for want of memory
+	CauseGuestDied Cause = "guest-died" // the agent inside ended or closed its channel
+	CauseNodeLost  Cause = "node-lost"  // its node rebooted, or was declared lost
+	CauseAdmission Cause = "admission"  // it was never started
+	CauseEvicted   Cause = "evicted"    // the node needed its room
+	CauseNodeDown  Cause = "node-down"  // the node was taken down on purpose
+)
+
+// Sandbox is the record of one sandbox, as its node knows it.
+type Sandbox struct {
+	ID       SandboxID
+	Spec     Spec // with defaults filled in and references as they were asked
+	State    State
+	Cause    Cause  // set once State.Ended
+	Detail   string // a sentence for people, with Cause
+	Node     string
+	Created  time.Time
+	Expires  time.Time     // Created plus TTL, moved by Extend
+	Ended    time.Time     // zero while it lives
+	LastUsed time.Time     // last call or end of a running command
+	Stages   []Stage       // how long each step of its creation took
+	Usage    Usage         // as of the call; final figures once ended
+	Layers   []string      // digests of the layers of its root, lowest first
+	Key      string        // the client's key of its creation, if any
+	Took     time.Duration // its creation, from the request's arrival to running
+}
+
+// Stage is one timed step of a creation.
+type Stage struct {
+	Name string
+	Took time.Duration
+}
+
+// Usage is what a sandbox has used.
+type Usage struct {
+	CPU        time.Duration // of all its processes so far
+	Memory     int64         // bytes charged to it now
+	MemoryPeak int64         // bytes, the highest seen
+	Disk       int64         // bytes of its writable layer
+	Pids       int           // processes and threads now
+	Commands   int           // commands running now
+	OOMKills   int           // processes the kernel ended at its memory limit
+}
+
+// Call names the sandbox that an operation is for, and what makes it
+// repeatable. The zero Step and Key mean that it is not.
+type Call struct {
+	Sandbox SandboxID
+	Step    Step
+}
+
+// Step is a client's name for one operation in one sandbox: a session and a
+// number. Repeating a step returns the recorded answer; nothing runs twice.
+// A repeated step that asks for something else is Diverged.
+type Step struct {
+	Session string // the zero Step has none
+	Number  uint64
+}
+
+// IsZero reports whether s names nothing.
+func (s Step) IsZero() bool { return s.Session == "" }
+
+// CreateOptions say how a creation is to be done; they are no part of the
+// Spec.
+type CreateOptions struct {
+	Key string // repeating a create with the same key gives the same sandbox; at most MaxKeyBytes
+}
+
+// Filter selects sandboxes. Empty fields select all.
+type Filter struct {
+	All    bool // include ended ones, kept for 24 h
+	Job    JobID
+	Labels map[string]string // all must match
+	State  State
+	Limit  int       // at most this many, the newest first; 0 means no limit
+	After  SandboxID // continue a listing after this one
+}
+
+// Sandboxes is the life of sandboxes. All methods are safe for concurrent use.
+type Sandboxes interface {
+	// Create makes a sandbox and returns it running. With a Key, a repeated
+	// call returns the sandbox of the first one, ended or not; the same key
+	// with another Spec is Conflict. It is Invalid for a bad Spec, NotFound for
+	// an image that does not exist, Exhausted at once when no node has room.
+	// A Create that fails leaves nothing behind.
+	Create(ctx context.Context, spec Spec, opt CreateOptions) (Sandbox, error)
+
+	// Get returns the record. An ID that was never given out, or ended more
+	// than 24 h ago, is NotFound; one of an earlier epoch of its node is Lost.
+	Get(ctx context.Context, id SandboxID) (Sandbox, error)
+
+	// List returns the sandboxes that f selects, newest first.
+	List(ctx context.Context, f Filter) ([]Sandbox, error)
+
+	// Extend moves the end of its time to live to ttl from now. It is Conflict
+	// when the sandbox has ended.
+	Extend(ctx context.Context, id SandboxID, ttl time.Duration) (Sandbox, error)
+
+	// Stop ends the sandbox and everything in it and returns once nothing of
+	// it is left. Stopping an ended one returns its record.
+	Stop(ctx context.Context, id SandboxID) (Sandbox, error)
+
+	// Wait returns the record once the sandbox has ended.
+	Wait(ctx context.Context, id SandboxID) (Sandbox, error)
+
+	// Commit writes what changed in the sandbox's root since its creation as a
+	// workspace layer named name@version. The sandbox is frozen while its files
+	// are read. A taken version is Exists.
+	Commit(ctx context.Context, id SandboxID, name string) (Image, error)
+}
