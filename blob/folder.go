@@ -1,0 +1,325 @@
+package blob
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"iter"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	folderFormat = "dsec blob folder 1\n"
+	formatName   = "format"
+	stagingName  = "staging"
+	blobsName    = "sha256"
+)
+
+// Folder is a Store in a folder of any POSIX mount, local or shared by several nodes:
+//
+//	format            names the layout and its version
+//	sha256/ab/<hex>   one file a blob, under the first two of its 64 digits
+//	staging/<random>  blobs being written
+//
+// A blob is written to staging, synced, renamed and its folder synced. When only that last
+// sync fails, Put fails and yet the blob stays visible: it is whole, and taking it away
+// could rob another writer who was told that it is there. A repeated Put syncs again.
+//
+// LocalPath gives the blob file itself.
+type Folder struct {
+	dir     string
+	staging string
+
+	// fault is asked before every step that can fail; tests set it.
+	fault func(op string) error
+}
+
+var (
+	_ Store       = (*Folder)(nil)
+	_ Stager      = (*Folder)(nil)
+	_ LocalPather = (*Folder)(nil)
+)
+
+// OpenFolder opens the store in dir and creates it if it is not there. It removes what
+// writers that are dead have left in staging. A Folder holds nothing open: there is no Close.
+func OpenFolder(dir string) (*Folder, error) {
+	dir, err := filepath.Abs(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open blob folder: %w", err)
+	}
+	f := &Folder{dir: dir, staging: filepath.Join(dir, stagingName)}
+	if err := f.init(); err != nil {
+		return nil, fmt.Errorf("open blob folder %s: %w", dir, err)
+	}
+	f.sweep()
+	return f, nil
+}
+
+// init lays out a new folder. All fan-out folders are made and synced up front, so that a
+// Put never has to care whether its folder is itself durable. Nodes may do this at the
+// same time: every step can be repeated, and the format file comes last.
+func (f *Folder) init() error {
+	format := filepath.Join(f.dir, formatName)
+	switch b, err := os.ReadFile(format); {
+	case err == nil && string(b) == folderFormat:
+		return nil
+	case err == nil:
+		return fmt.Errorf("unknown format %.40q", b)
+	case !errors.Is(err, fs.ErrNotExist):
+		return err
+	}
+	if err := os.MkdirAll(f.dir, 0o700); err != nil {
+		return err
+	}
+	blobs := filepath.Join(f.dir, blobsName)
+	for _, d := range []string{f.staging, blobs} {
+		if err := mkdir(d); err != nil {
+			return err
+		}
+	}
+	for i := range 256 {
+		if err := mkdir(filepath.Join(blobs, fmt.Sprintf("%02x", i))); err != nil {
+			return err
+		}
+	}
+	if err := syncDir(blobs); err != nil {
+		return err
+	}
+	tmp, err := os.CreateTemp(f.staging, "format-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(tmp.Name()) //nolint:errcheck // gone after the rename
+	_, err = tmp.WriteString(folderFormat)
+	if err == nil {
+		err = tmp.Sync()
+	}
+	if cerr := tmp.Close(); err == nil {
+		err = cerr
+	}
+	if err != nil {
+		return err
+	}
+	// A sweep of another node may take the file away between the two lines. Then that
+	// node is past its own init, and the format is there.
+	if err := os.Rename(tmp.Name(), format); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return syncDir(f.dir)
+}
+
+func mkdir(dir string) error {
+	if err := os.Mkdir(dir, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
+
+// Stat implements Store.
+func (f *Folder) Stat(ctx context.Context, d Digest) (Info, error) {
+	if err := begin(ctx, d); err != nil {
+		return Info{}, err
+	}
+	st, err := os.Stat(f.path(d))
+	if err != nil {
+		return Info{}, lookup("stat", d, err)
+	}
+	return Info{Digest: d, Size: st.Size()}, nil
+}
+
+// Get implements Store.
+func (f *Folder) Get(ctx context.Context, d Digest, off, n int64) (io.ReadCloser, error) {
+	if err := begin(ctx, d); err != nil {
+		return nil, err
+	}
+	file, err := os.Open(f.path(d))
+	if err != nil {
+		return nil, lookup("open", d, err)
+	}
+	st, err := file.Stat()
+	if err != nil {
+		file.Close()
+		return nil, fmt.Errorf("stat blob %s: %w", d, err)
+	}
+	if n, err = span(d, st.Size(), off, n); err != nil {
+		file.Close()
+		return nil, err
+	}
+	if off != 0 {
+		if _, err := file.Seek(off, io.SeekStart); err != nil {
+			file.Close()
+			return nil, fmt.Errorf("seek blob %s: %w", d, err)
+		}
+	}
+	return &fileRange{r: io.LimitedReader{R: ctxReader{ctx, file}, N: n}, file: file}, nil
+}
+
+type fileRange struct {
+	r    io.LimitedReader
+	file *os.File
+}
+
+func (r *fileRange) Read(p []byte) (int, error) {
+	n, err := r.r.Read(p)
+	if err == io.EOF && r.r.N > 0 {
+		// Somebody shortened the file below us.
+		err = io.ErrUnexpectedEOF
+	}
+	return n, err
+}
+
+func (r *fileRange) Close() error { return r.file.Close() }
+
+// Put implements Store.
+func (f *Folder) Put(ctx context.Context, d Digest, r io.Reader) error {
+	if err := begin(ctx, d); err != nil {
+		return err
+	}
+	if _, err := os.Stat(f.path(d)); err == nil {
+		// Whoever wrote it may not have come to the sync yet, and our nil promises it.
+		if err := f.syncDir(d); err != nil {
+			return fmt.Errorf("sync folder of blob %s: %w", d, err)
+		}
+		return nil
+	}
+	s, err := f.stage()
+	if err != nil {
+		return fmt.Errorf("stage blob %s: %w", d, err)
+	}
+	defer s.Abort() //nolint:errcheck // nothing to do about it
+	if _, err := io.CopyBuffer(struct{ io.Writer }{s}, ctxReader{ctx, r}, make([]byte, 256<<10)); err != nil {
+		return fmt.Errorf("put blob %s: %w", d, err)
+	}
+	if got := FromHash(s.hash); got != d {
+		return corrupt(d, got)
+	}
+	_, err = s.Commit(ctx)
+	return err
+}
+
+// Delete implements Store. It is not synced: a blob that comes back after a power cut is
+// one that the next garbage collection finds again.
+func (f *Folder) Delete(ctx context.Context, d Digest) error {
+	if err := begin(ctx, d); err != nil {
+		return err
+	}
+	if err := os.Remove(f.path(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("delete blob %s: %w", d, err)
+	}
+	return nil
+}
+
+// List implements Store. Files with other names, such as NFS leaves, are passed over.
+func (f *Folder) List(ctx context.Context) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		for i := range 256 {
+			if !f.listOne(ctx, fmt.Sprintf("%02x", i), yield) {
+				return
+			}
+		}
+	}
+}
+
+func (f *Folder) listOne(ctx context.Context, fan string, yield func(Info, error) bool) bool {
+	dir, err := os.Open(filepath.Join(f.dir, blobsName, fan))
+	if err != nil {
+		yield(Info{}, fmt.Errorf("list blobs: %w", err))
+		return false
+	}
+	defer dir.Close()
+	for {
+		if ctx.Err() != nil {
+			yield(Info{}, fmt.Errorf("list blobs: %w", context.Cause(ctx)))
+			return false
+		}
+		entries, err := dir.ReadDir(512)
+		for _, e := range entries {
+			d := Digest(digestPrefix + e.Name())
+			if d.Check() != nil || e.Name()[:2] != fan || !e.Type().IsRegular() {
+				continue
+			}
+			st, err := e.Info()
+			if errors.Is(err, fs.ErrNotExist) {
+				continue // deleted meanwhile
+			}
+			if err != nil {
+				yield(Info{}, fmt.Errorf("list blobs: %w", err))
+				return false
+			}
+			if !yield(Info{Digest: d, Size: st.Size()}, nil) {
+				return false
+			}
+		}
+		if err == io.EOF {
+			return true
+		}
+		if err != nil {
+			yield(Info{}, fmt.Errorf("list blobs: %w", err))
+			return false
+		}
+	}
+}
+
+// LocalPath implements LocalPather.
+func (f *Folder) LocalPath(ctx context.Context, d Digest) (string, error) {
+	if _, err := f.Stat(ctx, d); err != nil {
+		return "", err
+	}
+	return f.path(d), nil
+}
+
+func (f *Folder) path(d Digest) string {
+	h := d.Hex()
+	return filepath.Join(f.dir, blobsName, h[:2], h)
+}
+
+func (f *Folder) syncDir(d Digest) error {
+	if err := f.step("syncdir"); err != nil {
+		return err
+	}
+	return syncDir(filepath.Dir(f.path(d)))
+}
+
+func (f *Folder) step(op string) error {
+	if f.fault == nil {
+		return nil
+	}
+	return f.fault(op)
+}
+
+// lookup wraps what the system said when it was asked for the file of d.
+func lookup(verb string, d Digest, err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return notFound(d)
+	}
+	return fmt.Errorf("%s blob %s: %w", verb, d, err)
+}
+
+// begin is what every call starts with.
+func begin(ctx context.Context, d Digest) error {
+	if err := d.Check(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return fmt.Errorf("blob %s: %w", d, context.Cause(ctx))
+	}
+	return nil
+}
+
+func syncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	// Some network and FUSE mounts cannot sync a folder; there the server orders the rename.
+	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
+		return err
+	}
+	return nil
+}
