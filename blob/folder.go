@@ -9,6 +9,7 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -35,6 +36,9 @@ type Folder struct {
 	dir     string
 	staging string
 
+	// fans tells which fan-out folders are known to be there and durable.
+	fans [256]atomic.Bool
+
 	// fault is asked before every step that can fail; tests set it.
 	fault func(op string) error
 }
@@ -60,9 +64,8 @@ func OpenFolder(dir string) (*Folder, error) {
 	return f, nil
 }
 
-// init lays out a new folder. All fan-out folders are made and synced up front, so that a
-// Put never has to care whether its folder is itself durable. Nodes may do this at the
-// same time: every step can be repeated, and the format file comes last.
+// init lays out a new folder. Nodes may do this at the same time: every step can be
+// repeated, and the format file comes last.
 func (f *Folder) init() error {
 	format := filepath.Join(f.dir, formatName)
 	switch b, err := os.ReadFile(format); {
@@ -76,19 +79,10 @@ func (f *Folder) init() error {
 	if err := os.MkdirAll(f.dir, 0o700); err != nil {
 		return err
 	}
-	blobs := filepath.Join(f.dir, blobsName)
-	for _, d := range []string{f.staging, blobs} {
+	for _, d := range []string{f.staging, filepath.Join(f.dir, blobsName)} {
 		if err := mkdir(d); err != nil {
 			return err
 		}
-	}
-	for i := range 256 {
-		if err := mkdir(filepath.Join(blobs, fmt.Sprintf("%02x", i))); err != nil {
-			return err
-		}
-	}
-	if err := syncDir(blobs); err != nil {
-		return err
 	}
 	tmp, err := os.CreateTemp(f.staging, "format-*")
 	if err != nil {
@@ -227,6 +221,9 @@ func (f *Folder) List(ctx context.Context) iter.Seq2[Info, error] {
 
 func (f *Folder) listOne(ctx context.Context, fan string, yield func(Info, error) bool) bool {
 	dir, err := os.Open(filepath.Join(f.dir, blobsName, fan))
+	if errors.Is(err, fs.ErrNotExist) {
+		return true
+	}
 	if err != nil {
 		yield(Info{}, fmt.Errorf("list blobs: %w", err))
 		return false
@@ -278,8 +275,30 @@ func (f *Folder) path(d Digest) string {
 	return filepath.Join(f.dir, blobsName, h[:2], h)
 }
 
+// makeFan makes the fan-out folder of d, or finds it there, and makes sure that it is
+// durable. Another node may have made it and not have synced it yet.
+func (f *Folder) makeFan(d Digest) error {
+	fan := &f.fans[d.Sum()[0]]
+	if fan.Load() {
+		return nil
+	}
+	dir := filepath.Dir(f.path(d))
+	if err := mkdir(dir); err != nil {
+		return err
+	}
+	if err := syncDir(filepath.Dir(dir)); err != nil {
+		return err
+	}
+	fan.Store(true)
+	return nil
+}
+
+// syncDir makes the name of d durable.
 func (f *Folder) syncDir(d Digest) error {
 	if err := f.step("syncdir"); err != nil {
+		return err
+	}
+	if err := f.makeFan(d); err != nil {
 		return err
 	}
 	return syncDir(filepath.Dir(f.path(d)))

@@ -126,6 +126,9 @@ func (s *stagedFile) publish(d Digest) error {
 	if err := s.folder.step("rename"); err != nil {
 		return err
 	}
+	if err := s.folder.makeFan(d); err != nil {
+		return err
+	}
 	from, to := s.file.Name(), s.folder.path(d)
 	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
 	switch err {
