@@ -33,6 +33,7 @@ const (
 	CauseTTL       Cause = "ttl"        // its time to live passed
 	CauseIdle      Cause = "idle"       // its idle time passed
 	CauseOOM       Cause = "oom"        // the kernel ended its guest for want of memory
+	CauseDisk      Cause = "disk"       // its writable layer grew beyond its limit
 	CauseGuestDied Cause = "guest-died" // the agent inside ended or closed its channel
 	CauseNodeLost  Cause = "node-lost"  // its node rebooted, or was declared lost
 	CauseAdmission Cause = "admission"  // it was never started
