@@ -77,6 +77,12 @@ type Usage struct {
 	OOMKills   int           // processes the kernel ended at its memory limit
 }
 
+// Activity is a guest's own count of the commands it runs.
+type Activity struct {
+	Running int       // commands that have not ended
+	Last    time.Time // when the last one ended; zero if none did
+}
+
 // Call names the sandbox that an operation is for, and what makes it
 // repeatable. The zero Step and Key mean that it is not.
 type Call struct {

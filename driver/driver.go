@@ -116,10 +116,7 @@ type Guest interface {
 }
 
 // Activity is the guest's own count of what runs.
-type Activity struct {
-	Running int       // commands that have not ended
-	Last    time.Time // when the last one ended; zero if none did
-}
+type Activity = dsec.Activity
 
 // Exit says how a machine ended.
 type Exit struct {
