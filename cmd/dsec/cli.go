@@ -1,0 +1,91 @@
+package main
+
+import (
+	"fmt"
+	"runtime"
+	"runtime/debug"
+
+	"github.com/alecthomas/kong"
+
+	"github.com/dsec-go/dsec"
+)
+
+const description = `DSec runs sandboxes for language-model agents.
+
+Start a node with "dsec up". Then, for example:
+
+  dsec image import ./rootfs --name debian
+  dsec run --image debian -- uname -a
+
+On the host of "dsec up" nothing needs to be set. Elsewhere DSEC_URL and
+DSEC_TOKEN name the server.`
+
+// cli is the grammar of the command line. Each command is a struct with a Run
+// method in the file named like it.
+type cli struct {
+	Create  createCmd  `cmd:"" help:"Create a sandbox and print its ID." group:"Sandboxes:"`
+	Run     runCmd     `cmd:"" help:"Create a sandbox, run a command in it, stop it." group:"Sandboxes:"`
+	Exec    execCmd    `cmd:"" help:"Run a command in a sandbox." group:"Sandboxes:"`
+	Ps      psCmd      `cmd:"" help:"List the commands of a sandbox." group:"Sandboxes:"`
+	Wait    waitCmd    `cmd:"" help:"Wait for the end of a sandbox or of one of its commands." group:"Sandboxes:"`
+	Cp      cpCmd      `cmd:"" help:"Copy files into or out of a sandbox." group:"Sandboxes:"`
+	Ls      lsCmd      `cmd:"" help:"List sandboxes." group:"Sandboxes:"`
+	Inspect inspectCmd `cmd:"" help:"Show everything about a sandbox." group:"Sandboxes:"`
+	Stop    stopCmd    `cmd:"" help:"End sandboxes and everything in them." group:"Sandboxes:"`
+	Commit  commitCmd  `cmd:"" help:"Keep what changed in a sandbox as a workspace image." group:"Sandboxes:"`
+	Ports   portsCmd   `cmd:"" help:"Forward local TCP ports into a sandbox." group:"Sandboxes:"`
+
+	Image imageCmd `cmd:"" help:"Images: what sandboxes are composed of." group:"Images, tokens, nodes:"`
+	Token tokenCmd `cmd:"" help:"Tokens: who may call." group:"Images, tokens, nodes:"`
+	Node  nodeCmd  `cmd:"" help:"Nodes: where sandboxes run." group:"Images, tokens, nodes:"`
+
+	Up      upCmd      `cmd:"" help:"Run a node with its front door until interrupted." group:"This host:"`
+	Down    downCmd    `cmd:"" help:"End the node of this host and all its sandboxes." group:"This host:"`
+	Doctor  doctorCmd  `cmd:"" help:"Show what this host can do, and what is missing." group:"This host:"`
+	Bench   benchCmd   `cmd:"" help:"Measure against the budgets." group:"This host:"`
+	Version versionCmd `cmd:"" help:"Print the version." group:"This host:"`
+}
+
+// benchPlugins are the benchmarks: each file bench_*.go appends a pointer to a
+// struct of commands from its init function.
+var benchPlugins kong.Plugins
+
+// benchCmd is the group of benchmarks.
+type benchCmd struct {
+	kong.Plugins
+}
+
+// Run is reached only when no benchmark was named.
+func (c *benchCmd) Run() error {
+	return dsec.Errorf(dsec.Invalid, "name a benchmark; dsec bench --help lists them")
+}
+
+// versionCmd prints which build this is.
+type versionCmd struct {
+	outputFlags
+}
+
+// version is what version prints.
+type version struct {
+	Version  string
+	Revision string // of the source, where the build recorded it
+	Go       string
+	Platform string
+}
+
+// Run prints it.
+func (c *versionCmd) Run(a *app) error {
+	v := version{Version: dsec.Version, Go: runtime.Version(), Platform: runtime.GOOS + "/" + runtime.GOARCH}
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range info.Settings {
+			if s.Key == "vcs.revision" {
+				v.Revision = s.Value
+			}
+		}
+	}
+	if c.JSON {
+		return a.json(v)
+	}
+	_, err := fmt.Fprintf(a.Stdout, "dsec %s %s %s\n", v.Version, v.Go, v.Platform)
+	return err
+}

@@ -1,0 +1,241 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"strings"
+
+	"github.com/dsec-go/dsec"
+)
+
+// cpCmd copies files into and out of a sandbox.
+type cpCmd struct {
+	Src  string `arg:"" help:"What to copy."`
+	Dst  string `arg:"" help:"Where to."`
+	User string `short:"u" help:"User whose rights apply in the sandbox, and who owns what is made." placeholder:"USER"`
+}
+
+// Help shows the forms.
+func (c *cpCmd) Help() string {
+	return `One of the two is SANDBOX:PATH. An existing folder as destination takes the
+source into it, as with cp; otherwise the copy gets the destination's name. A
+source folder that ends in /. stands for what is in it. - is standard input or
+output: the bytes of a file, or a tar where the path is a folder or ends in /.
+
+  dsec cp ./repo sb...:/work
+  dsec cp sb...:/work/report.txt .
+  dsec cp sb...:/work/ - | tar t`
+}
+
+// place is one end of a copy.
+type place struct {
+	sandbox dsec.SandboxID // empty for this machine
+	path    string
+	stdio   bool
+}
+
+// parsePlace reads "SANDBOX:PATH", "-" or a local path. Only what has the form
+// of a sandbox ID before the colon is one.
+func parsePlace(s string) place {
+	if s == "-" {
+		return place{stdio: true}
+	}
+	if id, p, ok := strings.Cut(s, ":"); ok && dsec.SandboxID(id).Check() == nil {
+		return place{sandbox: dsec.SandboxID(id), path: p}
+	}
+	return place{path: s}
+}
+
+// copying is one copy between this machine and a sandbox.
+type copying struct {
+	a     *app
+	files dsec.Files
+	on    dsec.Call
+	user  string
+}
+
+func (c copying) op(p string) dsec.FileOp { return dsec.FileOp{Path: p, User: c.user} }
+
+// Run copies.
+func (c *cpCmd) Run(ctx context.Context, a *app) error {
+	src, dst := parsePlace(c.Src), parsePlace(c.Dst)
+	if (src.sandbox == "") == (dst.sandbox == "") {
+		return dsec.Errorf(dsec.Invalid, "exactly one of %s and %s must be SANDBOX:PATH", c.Src, c.Dst)
+	}
+	for _, p := range []place{src, dst} {
+		if !p.stdio && p.path == "" {
+			return dsec.Errorf(dsec.Invalid, "path is empty")
+		}
+	}
+	s, err := a.services()
+	if err != nil {
+		return err
+	}
+	x := copying{a: a, files: s.Files, user: c.User}
+	switch {
+	case src.stdio:
+		x.on.Sandbox = dst.sandbox
+		return x.fromStdin(ctx, dst.path)
+	case dst.stdio:
+		x.on.Sandbox = src.sandbox
+		return x.toStdout(ctx, src.path)
+	case dst.sandbox != "":
+		x.on.Sandbox = dst.sandbox
+		return x.into(ctx, a.local(src.path), dst.path)
+	}
+	x.on.Sandbox = src.sandbox
+	return x.outOf(ctx, src.path, a.local(dst.path))
+}
+
+// folder reports whether p is a folder in the sandbox. What ends in a slash is
+// meant to be one.
+func (c copying) folder(ctx context.Context, p string) (is, exists bool, err error) {
+	// The trailing "/." makes a link to a folder count as one.
+	info, err := c.files.Stat(ctx, c.on, c.op(strings.TrimRight(p, "/")+"/."))
+	switch {
+	case err == nil:
+		return info.Type == dsec.TypeDir, true, nil
+	case dsec.KindOf(err) == dsec.NotFound || dsec.KindOf(err) == dsec.Invalid: // nothing there, or no folder
+		return strings.HasSuffix(p, "/"), false, nil
+	}
+	return false, false, err
+}
+
+func (c copying) fromStdin(ctx context.Context, dst string) error {
+	is, _, err := c.folder(ctx, dst)
+	if err != nil {
+		return err
+	}
+	if is {
+		return c.files.Unpack(ctx, c.on, c.op(dst), c.a.Stdin)
+	}
+	_, err = c.files.Write(ctx, c.on, c.op(dst), dsec.WriteOptions{}, c.a.Stdin)
+	return err
+}
+
+func (c copying) toStdout(ctx context.Context, src string) error {
+	is, exists, err := c.folder(ctx, src)
+	if err != nil {
+		return err
+	}
+	var r io.ReadCloser
+	if is && exists {
+		r, err = c.files.Pack(ctx, c.on, c.op(src))
+	} else {
+		r, err = c.files.Read(ctx, c.on, c.op(src), dsec.ReadRange{})
+	}
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(c.a.Stdout, r)
+	return errors.Join(err, r.Close())
+}
+
+// into copies a local file or folder into the sandbox.
+func (c copying) into(ctx context.Context, src, dst string) error {
+	info, err := os.Stat(src)
+	if err != nil {
+		return fmt.Errorf("read source: %w", err)
+	}
+	is, exists, err := c.folder(ctx, dst)
+	if err != nil {
+		return err
+	}
+	contents := strings.HasSuffix(src, "/.") || src == "."
+	if is && !(info.IsDir() && (contents || !exists)) {
+		dst = path.Join(dst, filepath.Base(filepath.Clean(src)))
+	}
+	if info.IsDir() {
+		r := packFolder(src, packOptions{Anonymous: true})
+		err := c.files.Unpack(ctx, c.on, c.op(dst), r)
+		return errors.Join(err, r.Close())
+	}
+	f, err := os.Open(src)
+	if err != nil {
+		return fmt.Errorf("read source: %w", err)
+	}
+	defer f.Close()
+	_, err = c.files.Write(ctx, c.on, c.op(dst), dsec.WriteOptions{Mode: uint32(info.Mode().Perm()), Parents: true}, f)
+	return err
+}
+
+// outOf copies a file or folder of the sandbox to this machine.
+func (c copying) outOf(ctx context.Context, src, dst string) error {
+	is, exists, err := c.folder(ctx, src)
+	if err != nil {
+		return err
+	}
+	contents := strings.HasSuffix(src, "/.")
+	into := strings.HasSuffix(dst, "/")
+	if info, err := os.Stat(dst); err == nil {
+		into = info.IsDir()
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("write destination: %w", err)
+	} else if is && exists {
+		into = false // the folder is made under the destination's name
+	}
+	if into && !(is && contents) {
+		base := path.Base(path.Clean(src))
+		if base == "/" || base == "." {
+			base = string(c.on.Sandbox)
+		}
+		dst = filepath.Join(dst, base)
+	}
+	if is && exists {
+		return c.folderOut(ctx, src, dst)
+	}
+	return c.fileOut(ctx, src, dst)
+}
+
+func (c copying) folderOut(ctx context.Context, src, dst string) error {
+	r, err := c.files.Pack(ctx, c.on, c.op(src))
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	if err := os.MkdirAll(dst, 0o755); err != nil {
+		return fmt.Errorf("write destination: %w", err)
+	}
+	root, err := os.OpenRoot(dst)
+	if err != nil {
+		return fmt.Errorf("write destination: %w", err)
+	}
+	defer root.Close()
+	return unpack(root, r)
+}
+
+// fileOut replaces dst once all bytes are there.
+func (c copying) fileOut(ctx context.Context, src, dst string) error {
+	info, err := c.files.Stat(ctx, c.on, c.op(src))
+	if err != nil {
+		return err
+	}
+	r, err := c.files.Read(ctx, c.on, c.op(src), dsec.ReadRange{})
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	f, err := os.CreateTemp(filepath.Dir(dst), ".dsec-cp-*")
+	if err != nil {
+		return fmt.Errorf("write destination: %w", err)
+	}
+	defer os.Remove(f.Name())
+	mode := fs.FileMode(info.Mode).Perm()
+	if info.Type == dsec.TypeSymlink {
+		mode = 0o644 // those of the link say nothing
+	}
+	_, err = io.Copy(f, r)
+	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", dst, err)
+	}
+	if err := os.Rename(f.Name(), dst); err != nil {
+		return fmt.Errorf("write destination: %w", err)
+	}
+	return nil
+}

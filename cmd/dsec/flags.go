@@ -1,0 +1,158 @@
+package main
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/dsec-go/dsec"
+)
+
+// outputFlags are common to the commands that print data.
+type outputFlags struct {
+	JSON bool `name:"json" help:"Print JSON: durations in seconds, sizes in bytes, times in UTC."`
+}
+
+// byteSize is a flag that counts bytes: 1048576, 512M, 1.5G. Units are binary.
+type byteSize int64
+
+// UnmarshalText parses a size.
+func (b *byteSize) UnmarshalText(text []byte) error {
+	n, err := parseBytes(string(text))
+	*b = byteSize(n)
+	return err
+}
+
+func parseBytes(s string) (int64, error) {
+	digits := strings.TrimRight(s, "KMGTPkmgtpiB")
+	unit := strings.ToUpper(s[len(digits):])
+	unit = strings.TrimSuffix(strings.TrimSuffix(unit, "B"), "I")
+	shift := 0
+	if unit != "" {
+		i := strings.Index("KMGTP", unit)
+		if len(unit) != 1 || i < 0 {
+			return 0, dsec.Errorf(dsec.Invalid, "size %q has no unit of K, M, G, T or P", s)
+		}
+		shift = 10 * (i + 1)
+	}
+	f, err := strconv.ParseFloat(digits, 64)
+	if err != nil || !(f >= 0 && f*float64(int64(1)<<shift) < 1<<62) {
+		return 0, dsec.Errorf(dsec.Invalid, "size %q is not a number of bytes such as 512M or 2G", s)
+	}
+	return int64(f * float64(int64(1)<<shift)), nil
+}
+
+// span is a flag that measures time: 90s, 1h30m, 2d, or plain seconds.
+type span time.Duration
+
+// UnmarshalText parses a duration.
+func (d *span) UnmarshalText(text []byte) error {
+	s := string(text)
+	if n, ok := strings.CutSuffix(s, "d"); ok {
+		if days, err := strconv.ParseFloat(n, 64); err == nil && days >= 0 && days < 36500 {
+			*d = span(days * 24 * float64(time.Hour))
+			return nil
+		}
+	}
+	if n, err := strconv.ParseFloat(s, 64); err == nil && n >= 0 && n < 1e9 {
+		*d = span(n * float64(time.Second))
+		return nil
+	}
+	v, err := time.ParseDuration(s)
+	if err != nil || v < 0 {
+		return dsec.Errorf(dsec.Invalid, "duration %q is not like 90s, 1h30m or 2d", s)
+	}
+	*d = span(v)
+	return nil
+}
+
+// stepFlag is SESSION:N.
+type stepFlag dsec.Step
+
+// UnmarshalText parses a step. The session may hold colons, the number may not.
+func (f *stepFlag) UnmarshalText(text []byte) error {
+	s := string(text)
+	i := strings.LastIndexByte(s, ':')
+	if i > 0 {
+		if n, err := strconv.ParseUint(s[i+1:], 10, 64); err == nil {
+			*f = stepFlag{Session: s[:i], Number: n}
+			return nil
+		}
+	}
+	return dsec.Errorf(dsec.Invalid, "step %q is not SESSION:N", s)
+}
+
+// pairs parses NAME=value words. A bare NAME takes its value from lookup, where
+// there is one.
+func pairs(what string, words []string, lookup func(string) string) (map[string]string, error) {
+	if len(words) == 0 {
+		return nil, nil
+	}
+	m := make(map[string]string, len(words))
+	for _, w := range words {
+		name, value, ok := strings.Cut(w, "=")
+		if !ok && lookup != nil {
+			value, ok = lookup(name), true
+		}
+		if !ok || name == "" {
+			return nil, dsec.Errorf(dsec.Invalid, "%s %q is not NAME=value", what, w)
+		}
+		m[name] = value
+	}
+	return m, nil
+}
+
+// specFlags say what sandbox is wanted.
+type specFlags struct {
+	Image     string   `help:"Base image: name, name@version; for run also a registry reference." placeholder:"NAME"`
+	Workspace string   `help:"Workspace image on top of the base." placeholder:"NAME"`
+	Toolkit   []string `help:"Toolkit image on top of both; may be repeated." placeholder:"NAME" sep:"none"`
+	Kind      string   `help:"How it is isolated: container, microvm, fullvm or fncall." placeholder:"KIND"`
+	CPU       float64  `help:"Cores it may use (default 1)." placeholder:"CORES"`
+	Memory    byteSize `help:"Memory it may use, as 512M or 2G (default 1G)." placeholder:"SIZE"`
+	Disk      byteSize `help:"What it may write (default 10G)." placeholder:"SIZE"`
+	Pids      int      `help:"Processes and threads it may have (default 1024)." placeholder:"N"`
+	TTL       span     `name:"ttl" help:"Ended this long after its creation (default 1h)." placeholder:"TIME"`
+	Idle      span     `help:"Ended after this long without use (default never)." placeholder:"TIME"`
+	Job       string   `help:"Job it belongs to." placeholder:"ID"`
+	Label     []string `help:"Label k=v, for listing; may be repeated." placeholder:"K=V" sep:"none"`
+	Network   string   `help:"What it may reach: none." placeholder:"NAME"`
+	Hostname  string   `help:"Its host name." placeholder:"NAME"`
+	Key       string   `help:"Repeating a create with the same key gives the same sandbox." placeholder:"KEY"`
+}
+
+// spec gives the Spec that the flags describe.
+func (f *specFlags) spec() (dsec.Spec, error) {
+	labels, err := pairs("label", f.Label, nil)
+	if err != nil {
+		return dsec.Spec{}, err
+	}
+	return dsec.Spec{
+		Kind:        dsec.Kind(f.Kind),
+		Environment: dsec.Environment{Base: f.Image, Workspace: f.Workspace, Toolkits: f.Toolkit},
+		Resources:   dsec.Resources{CPU: f.CPU, Memory: int64(f.Memory), Disk: int64(f.Disk), Pids: f.Pids},
+		TTL:         time.Duration(f.TTL),
+		Idle:        time.Duration(f.Idle),
+		Hostname:    f.Hostname,
+		Labels:      labels,
+		Job:         dsec.JobID(f.Job),
+		Network:     dsec.Network(f.Network),
+	}, nil
+}
+
+// userFlags say as whom, where and with what environment commands run.
+type userFlags struct {
+	User string   `short:"u" help:"User name, uid or uid:gid." placeholder:"USER"`
+	Cwd  string   `short:"w" help:"Working directory." placeholder:"DIR"`
+	Env  []string `short:"e" help:"Environment variable; NAME alone takes it from here. May be repeated." placeholder:"NAME=VALUE" sep:"none"`
+}
+
+// commandFlags say how a command runs.
+type commandFlags struct {
+	userFlags
+	Interactive bool     `short:"i" help:"Feed standard input to the command. Without it the command reads nothing."`
+	TTY         bool     `name:"tty" short:"t" help:"Give the command a terminal."`
+	Timeout     span     `help:"Kill it after this long; the exit status is then 124." placeholder:"TIME"`
+	Quiet       span     `name:"idle-timeout" help:"Kill it after this long without output." placeholder:"TIME"`
+	Output      byteSize `help:"How much of each output stream is kept (default 16M)." placeholder:"SIZE"`
+}
