@@ -1,0 +1,47 @@
+package rpc
+
+import (
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/rpc/dsecv1"
+)
+
+// ImageToWire gives i for the wire.
+func ImageToWire(i dsec.Image) *dsecv1.Image {
+	w := &dsecv1.Image{
+		Name: i.Name, Version: i.Version, Role: string(i.Role), Digest: i.Digest, Size: i.Size, Stored: i.Stored,
+		Entries: i.Entries, Created: stamp(i.Created), Source: i.Source,
+	}
+	if c := i.Config; len(c.Env) > 0 || len(c.Shell) > 0 || c.Cwd != "" || c.User != "" {
+		w.Config = &dsecv1.ImageConfig{Env: c.Env, Cwd: c.Cwd, User: c.User, Shell: c.Shell}
+	}
+	return w
+}
+
+// ImageFromWire is the inverse of ImageToWire.
+func ImageFromWire(w *dsecv1.Image) dsec.Image {
+	c := w.GetConfig()
+	return dsec.Image{
+		Name: w.GetName(), Version: w.GetVersion(), Role: dsec.Role(w.GetRole()), Digest: w.GetDigest(), Size: w.GetSize(),
+		Stored: w.GetStored(), Entries: w.GetEntries(), Created: unstamp(w.GetCreated()), Source: w.GetSource(),
+		Config: dsec.ImageConfig{Env: c.GetEnv(), Cwd: c.GetCwd(), User: c.GetUser(), Shell: c.GetShell()},
+	}
+}
+
+// ProgressToWire gives p for the wire.
+func ProgressToWire(p dsec.Progress) *dsecv1.Progress {
+	w := &dsecv1.Progress{Stage: p.Stage, Done: p.Done, Total: p.Total}
+	if p.Image != nil {
+		w.Image = ImageToWire(*p.Image)
+	}
+	return w
+}
+
+// ProgressFromWire is the inverse of ProgressToWire.
+func ProgressFromWire(w *dsecv1.Progress) dsec.Progress {
+	p := dsec.Progress{Stage: w.GetStage(), Done: w.GetDone(), Total: w.GetTotal()}
+	if w.GetImage() != nil {
+		i := ImageFromWire(w.GetImage())
+		p.Image = &i
+	}
+	return p
+}

@@ -1,0 +1,97 @@
+package rpc
+
+import (
+	"context"
+	"sync"
+
+	"github.com/dsec-go/dsec"
+)
+
+// maxOwners bounds what is remembered of projects; beyond it all is forgotten
+// and asked again.
+const maxOwners = 1 << 16
+
+// owners remembers which project a sandbox is of. That never changes, so an
+// entry is right for ever.
+type owners struct {
+	mu      sync.RWMutex
+	project map[dsec.SandboxID]dsec.ProjectID
+}
+
+// check is NotFound, as for a sandbox that does not exist, when ctx carries a
+// caller of another project than the sandbox's.
+func (o *owners) check(ctx context.Context, s dsec.Sandboxes, id dsec.SandboxID) error {
+	caller, ok := dsec.CallerFrom(ctx)
+	if !ok || caller.Admin {
+		return nil
+	}
+	if s == nil {
+		return dsec.Errorf(dsec.Denied, "this server cannot tell whose sandbox it is")
+	}
+	o.mu.RLock()
+	project, ok := o.project[id]
+	o.mu.RUnlock()
+	if !ok {
+		b, err := s.Get(ctx, id)
+		if err != nil {
+			return err
+		}
+		project = b.Spec.Project
+		o.mu.Lock()
+		if o.project == nil || len(o.project) >= maxOwners {
+			o.project = map[dsec.SandboxID]dsec.ProjectID{}
+		}
+		o.project[id] = project
+		o.mu.Unlock()
+	}
+	if project != caller.Project {
+		return noSandbox(id)
+	}
+	return nil
+}
+
+func noSandbox(id dsec.SandboxID) error {
+	return dsec.Errorf(dsec.NotFound, "no sandbox has the id %q", clip(string(id)))
+}
+
+// claim sets the project of a new sandbox to the caller's.
+func claim(ctx context.Context, spec *dsec.Spec) error {
+	caller, ok := dsec.CallerFrom(ctx)
+	switch {
+	case !ok:
+	case spec.Project == "":
+		spec.Project = caller.Project
+	case spec.Project != caller.Project && !caller.Admin:
+		return dsec.Errorf(dsec.Denied, "the token is of project %q, not %q", caller.Project, clip(string(spec.Project)))
+	}
+	return nil
+}
+
+// listOwn lists the sandboxes of the caller's project. A filter has no project,
+// so pages are read until the limit is reached.
+func listOwn(ctx context.Context, s dsec.Sandboxes, f dsec.Filter) ([]dsec.Sandbox, error) {
+	caller, ok := dsec.CallerFrom(ctx)
+	if !ok || caller.Admin {
+		return s.List(ctx, f)
+	}
+	var own []dsec.Sandbox
+	limit := f.Limit
+	for {
+		page, err := s.List(ctx, f)
+		if err != nil {
+			return nil, err
+		}
+		for _, b := range page {
+			if b.Spec.Project == caller.Project {
+				own = append(own, b)
+			}
+			if limit > 0 && len(own) == limit {
+				return own, nil
+			}
+		}
+		if limit <= 0 || len(page) < f.Limit {
+			return own, nil
+		}
+		f.After = page[len(page)-1].ID
+	}
+}

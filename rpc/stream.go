@@ -1,0 +1,67 @@
+package rpc
+
+import (
+	"errors"
+	"io"
+	"sync"
+
+	"github.com/dsec-go/dsec"
+)
+
+// chunks are buffers of MaxChunk bytes.
+var chunks = sync.Pool{New: func() any {
+	b := make([]byte, dsec.MaxChunk)
+	return &b
+}}
+
+// send reads r to its end and gives out is in chunks; out must not keep them. It
+// closes r.
+func send(r io.ReadCloser, out func([]byte) error) error {
+	defer r.Close()
+	buf := chunks.Get().(*[]byte)
+	defer chunks.Put(buf)
+	for {
+		n, err := r.Read(*buf)
+		if n > 0 {
+			if err := out((*buf)[:n]); err != nil {
+				return err
+			}
+		}
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// body is the data of a request stream as a reader.
+type body struct {
+	next func() ([]byte, error)
+	rest []byte
+	err  error
+}
+
+// Read gives data as it arrives. A stream that breaks off is an error of the
+// caller's, never an end: what is written from it must not look complete.
+func (b *body) Read(p []byte) (int, error) {
+	for len(b.rest) == 0 {
+		if b.err != nil {
+			return 0, b.err
+		}
+		b.rest, b.err = b.next()
+		switch {
+		case b.err == nil && len(b.rest) > dsec.MaxChunk:
+			b.rest, b.err = nil, tooMuch(len(b.rest))
+		case b.err == nil:
+		case errors.Is(b.err, io.EOF) && !errors.Is(b.err, io.ErrUnexpectedEOF):
+			b.err = io.EOF
+		default:
+			b.err = receiveError(b.err)
+		}
+	}
+	n := copy(p, b.rest)
+	b.rest = b.rest[n:]
+	return n, nil
+}
