@@ -1,0 +1,190 @@
+package dsec_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"go/format"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/dsec-go/dsec"
+
+// floors is the house: what a package may import is below it. A package that
+// is not here has no place yet, and the test says so.
+var floors = map[string]int{
+	"": 1, // the words
+
+	"blob": 2, "erofs": 2, "jail": 2, "network": 2, "wire": 2, "guest": 2, "journal": 2, "sched": 2,
+	"rpc": 2, "rpc/dsecv1": 2, "client": 2, "jail/profile": 2,
+
+	"image": 3, "cluster": 3, "driver": 3,
+
+	"rootfs": 4, "trajectory": 4,
+
+	"driver/container": 5, "driver/microvm": 5, "driver/fullvm": 5, "driver/fncall": 5, "driver/synthetic": 5,
+
+	"edge": 6, "api": 6, "watch": 6, "job": 6,
+
+	"web": 7, "compat/e2b": 7, "compat/docker": 7,
+
+	"cmd/dsec": 8, "cmd/dsec-guest": 8,
+}
+
+// neighbours are the imports between packages of one floor that are meant.
+var neighbours = map[string][]string{
+	"client": {"rpc"},
+	"guest":  {"wire", "jail"},
+	"rpc":    {"rpc/dsecv1"},
+	"jail":   {"jail/profile"},
+}
+
+// testOnly are packages that tests alone may import.
+var testOnly = map[string]bool{
+	"blob/blobtest": true, "journal/journaltest": true, "driver/drivertest": true, "testcluster": true,
+}
+
+// pkg is what the go command says of a package.
+type pkg struct {
+	ImportPath string
+	Doc        string
+	Name       string
+	Imports    []string
+}
+
+// name is the path within the module.
+func (p pkg) name() string {
+	return strings.TrimPrefix(strings.TrimPrefix(p.ImportPath, module), "/")
+}
+
+func goList(t *testing.T, args ...string) []pkg {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"list", "-json=ImportPath,Doc,Name,Imports"}, args...)...)
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list %v: %v\n%s", args, err, stderr.Bytes())
+	}
+	var list []pkg
+	for d := json.NewDecoder(bytes.NewReader(out)); ; {
+		var p pkg
+		if err := d.Decode(&p); errors.Is(err, io.EOF) {
+			return list
+		} else if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, p)
+	}
+}
+
+func TestImportsGoDown(t *testing.T) {
+	for _, p := range goList(t, "./...") {
+		name := p.name()
+		if testOnly[name] {
+			continue
+		}
+		floor, ok := floors[name]
+		if !ok {
+			t.Errorf("package %s has no floor in this test", p.ImportPath)
+			continue
+		}
+		for _, imp := range p.Imports {
+			if imp != module && !strings.HasPrefix(imp, module+"/") {
+				continue
+			}
+			to := pkg{ImportPath: imp}.name()
+			switch {
+			case testOnly[to]:
+				t.Errorf("%s imports %s, which is for tests", p.ImportPath, imp)
+			case floors[to] > floor:
+				t.Errorf("%s on floor %d imports %s above it", p.ImportPath, floor, imp)
+			case floors[to] == floor && !slices.Contains(neighbours[name], to):
+				t.Errorf("%s imports %s beside it", p.ImportPath, imp)
+			}
+		}
+	}
+}
+
+func TestEveryPackageHasADoc(t *testing.T) {
+	for _, p := range goList(t, "./...") {
+		if strings.TrimSpace(p.Doc) == "" && p.name() != "rpc/dsecv1" { // generated, nothing else
+			t.Errorf("package %s has no package comment", p.ImportPath)
+		}
+	}
+}
+
+// TestLightPackagesStayLight keeps what runs inside sandboxes and what users
+// link free of what only a node needs.
+func TestLightPackagesStayLight(t *testing.T) {
+	light := map[string][]string{
+		".":                {"net/http", "google.golang.org", "net"},
+		"./cmd/dsec-guest": {"net/http", "google.golang.org/protobuf", "connectrpc.com"},
+		"./guest":          {"net/http", "google.golang.org/protobuf", "connectrpc.com"},
+		"./client": {
+			"go.etcd.io", "github.com/vishvananda/netlink", "google.golang.org/grpc",
+			module + "/driver", module + "/edge", module + "/rootfs", module + "/jail",
+		},
+	}
+	for dir, banned := range light {
+		if files, err := filepath.Glob(filepath.Join(dir, "*.go")); err != nil || len(files) == 0 {
+			continue
+		}
+		for _, p := range goList(t, "-deps", dir) {
+			for _, b := range banned {
+				if p.ImportPath == b || strings.HasPrefix(p.ImportPath, b+"/") {
+					t.Errorf("%s links %s", dir, p.ImportPath)
+				}
+			}
+		}
+	}
+}
+
+func TestFormat(t *testing.T) {
+	err := filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path != "." && (strings.HasPrefix(d.Name(), ".") || d.Name() == "testdata"):
+			return fs.SkipDir
+		case d.IsDir() || filepath.Ext(path) != ".go":
+			return nil
+		}
+		src, err := os.ReadFile(path)
+		if err != nil {
+			return err
+		}
+		want, err := format.Source(src)
+		if err != nil {
+			return err
+		}
+		if !bytes.Equal(src, want) {
+			t.Errorf("%s is not formatted: run gofmt -w on it", path)
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestLint(t *testing.T) {
+	if testing.Short() {
+		t.Skip("vet and staticcheck take a minute the first time")
+	}
+	for _, args := range [][]string{
+		{"vet", "./..."},
+		{"tool", "-modfile=tools.mod", "staticcheck", "./..."},
+	} {
+		if out, err := exec.Command("go", args...).CombinedOutput(); err != nil {
+			t.Errorf("go %s: %v\n%s", strings.Join(args, " "), err, out)
+		}
+	}
+}
