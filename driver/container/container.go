@@ -1,0 +1,472 @@
+// Package container runs sandboxes as containers: namespaces, cgroups, a
+// seccomp filter and a root of shared layers, made by the kernel directly with
+// no container runtime on the path.
+//
+// What it owns on the host is one folder for each box, named by its slot
+// number, below Config.Dir, and the control groups of the same name:
+//
+//	state        who it is: sandbox, process, start time; see state.go
+//	s            the guest's listening socket
+//	upper work   the overlay's writable folders
+//	out          where the guest makes unlinked files for long output
+//
+// A slot's number gives its range of ids. Boxes are made in two halves: a shell
+// (folder, cgroups, namespaces, guest process: nothing that depends on a Spec),
+// kept ready in a small pool, and then limits, root and guest settings.
+//
+// Invariants: those of package driver. Order of a box's end: the guest's pidfd
+// is readable (the kernel has ended every process), cgroups are removed, the
+// folder is removed, the slot is free, Done is closed.
+//
+// Read next: package jail.
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/jail"
+	"github.com/dsec-go/dsec/jail/profile"
+	"github.com/dsec-go/dsec/rootfs"
+	"github.com/dsec-go/dsec/wire"
+)
+
+// Range of host ids that boxes use: slot n has the IDRange ids from FirstID +
+// n × IDRange. It lies above what distributions and systemd give out.
+const (
+	FirstID  = 0x7000_0000
+	MaxSlots = (1<<32 - FirstID) / jail.IDRange
+)
+
+// DefaultPool is how many shells are kept ready: enough to hide their making
+// from single creates; a burst makes its own.
+const DefaultPool = 8
+
+// Config says where a driver lives.
+type Config struct {
+	Dir   string   // its own folder, on a file system that can hold overlay uppers; required
+	Guest string   // path of the dsec-guest binary; required
+	Name  string   // of its control groups, unique on the host; required
+	Pool  int      // shells kept ready; 0 means DefaultPool, negative none
+	Log   *os.File // standard error of guests; default none
+}
+
+// Driver makes containers. It implements driver.Driver.
+type Driver struct {
+	config  Config
+	cgroups *jail.Cgroups
+	holder  *jail.Holder
+	watch   *watch
+	filter  []byte
+	pool    *pool
+
+	mu       sync.Mutex
+	slots    slots
+	machines map[int]*machine // by slot
+	closed   bool
+}
+
+var _ driver.Driver = (*Driver)(nil)
+
+// Open makes the driver's folders and control groups and finds or starts its
+// holder. Adopt comes next.
+func Open(c Config) (*Driver, error) {
+	if c.Pool == 0 {
+		c.Pool = DefaultPool
+	}
+	if err := os.MkdirAll(filepath.Join(c.Dir, trashDir), 0o700); err != nil {
+		return nil, err
+	}
+	filter, err := profile.Default()
+	if err != nil {
+		return nil, err
+	}
+	cgroups, err := jail.OpenCgroups(c.Name)
+	if err != nil {
+		return nil, err
+	}
+	w, err := newWatch()
+	if err != nil {
+		return nil, err
+	}
+	d := &Driver{config: c, cgroups: cgroups, watch: w, filter: filter, machines: map[int]*machine{}}
+	d.holder, err = jail.OpenHolder(jail.HolderConfig{
+		Socket: filepath.Join(c.Dir, "hold.sock"), Guest: c.Guest, Log: c.Log, Join: cgroups.JoinGuests,
+	})
+	if err != nil {
+		w.close()
+		return nil, err
+	}
+	d.pool = newPool(c.Pool, d.newShell)
+	return d, nil
+}
+
+// Kind is dsec.Container.
+func (d *Driver) Kind() dsec.Kind { return dsec.Container }
+
+// shell is a box without a root: the first half of its making.
+type shell struct {
+	slot  int
+	dir   string
+	pid   int
+	pidfd *os.File
+	group *jail.Group
+}
+
+// base is the first id of a slot.
+func base(slot int) uint32 { return FirstID + uint32(slot)*jail.IDRange }
+
+func (s *shell) socket() string { return filepath.Join(s.dir, "s") }
+
+// newShell makes the first half of a box.
+func (d *Driver) newShell() (*shell, error) {
+	d.mu.Lock()
+	n, ok := d.slots.take()
+	d.mu.Unlock()
+	if !ok {
+		return nil, dsec.Errorf(dsec.Exhausted, "all %d id ranges of the node are in use", MaxSlots)
+	}
+	s := &shell{slot: n, dir: filepath.Join(d.config.Dir, strconv.Itoa(n))}
+	if err := d.makeShell(s); err != nil {
+		if e := d.destroy(s); e != nil {
+			err = fmt.Errorf("%w; and then %v", err, e)
+		}
+		return nil, err
+	}
+	return s, nil
+}
+
+func (d *Driver) makeShell(s *shell) error {
+	id := int(base(s.slot))
+	for _, p := range []struct {
+		name string
+		mode os.FileMode
+		own  bool
+	}{{"", 0o700, false}, {"upper", 0o755, true}, {"work", 0o700, false}, {"out", 0o700, true}} {
+		path := filepath.Join(s.dir, p.name)
+		if err := os.Mkdir(path, p.mode); err != nil {
+			return fmt.Errorf("make box folder: %w", err)
+		}
+		if p.own {
+			if err := os.Chown(path, id, id); err != nil {
+				return fmt.Errorf("make box folder: %w", err)
+			}
+		}
+	}
+	l, err := jail.ListenPath(s.socket(), unix.SOCK_STREAM)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	if s.group, err = d.cgroups.Make(strconv.Itoa(s.slot), base(s.slot)); err != nil {
+		return err
+	}
+	cg, err := s.group.Guest()
+	if err != nil {
+		return err
+	}
+	if cg != nil {
+		defer cg.Close()
+	}
+	if s.pid, s.pidfd, err = d.holder.Spawn(base(s.slot), l, cg); err != nil {
+		return err
+	}
+	return writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)})
+}
+
+// destroy ends whatever there is of a box and frees its slot. Its order is the
+// package's invariant.
+func (d *Driver) destroy(s *shell) error {
+	var errs []error
+	if s.pidfd != nil {
+		unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0) //nolint:errcheck // gone is as good
+		errs = append(errs, waitPidfd(s.pidfd, endTimeout))
+		s.pidfd.Close()
+	}
+	return errors.Join(append(errs, d.clean(s))...)
+}
+
+// clean removes what a box without processes has on the host.
+func (d *Driver) clean(s *shell) error {
+	var errs []error
+	if s.group != nil {
+		errs = append(errs, s.group.Remove())
+	}
+	errs = append(errs, d.discard(s.dir))
+	if err := errors.Join(errs...); err != nil {
+		return err // the slot stays taken: its ids may still own something
+	}
+	d.mu.Lock()
+	d.slots.free(s.slot)
+	d.mu.Unlock()
+	return nil
+}
+
+const (
+	endTimeout   = 30 * time.Second // for the kernel to end a killed tree
+	trashDir     = "trash"
+	trashPatient = 500 * time.Millisecond // how long an end waits for its files to be deleted
+)
+
+// discard moves a box's folder out of the way and deletes it, in the background
+// if that takes long: a workload may leave a million files. What a crash leaves
+// is deleted by the next Adopt.
+func (d *Driver) discard(dir string) error {
+	trash := filepath.Join(d.config.Dir, trashDir, filepath.Base(dir)+"-"+strconv.FormatInt(time.Now().UnixNano(), 36))
+	if err := os.Rename(dir, trash); err != nil {
+		if errors.Is(err, os.ErrNotExist) {
+			return nil
+		}
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- os.RemoveAll(trash) }()
+	select {
+	case err := <-done:
+		return err
+	case <-time.After(trashPatient):
+		return nil
+	}
+}
+
+// Start implements driver.Driver.
+func (d *Driver) Start(ctx context.Context, c driver.Config) (driver.Machine, error) {
+	t := newTimer()
+	s, err := d.pool.get(ctx)
+	if err != nil {
+		return nil, err
+	}
+	t.mark("shell")
+	m, err := d.enter(ctx, s, c, t)
+	if err != nil {
+		if e := d.destroy(s); e != nil {
+			err = fmt.Errorf("%w; and then %v", err, e)
+		}
+		return nil, err
+	}
+	return m, nil
+}
+
+func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *timer) (*machine, error) {
+	if err := s.group.Limit(c.Resources); err != nil {
+		return nil, err
+	}
+	t.mark("limits")
+	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", s.pid))
+	if err != nil {
+		return nil, err
+	}
+	root, err := mountRoot(s.dir, c.Root, userns)
+	userns.Close()
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	out, err := rootfs.MountFolder(filepath.Join(s.dir, "out"), nil)
+	if err != nil {
+		return nil, err
+	}
+	defer out.Close()
+	join, err := s.group.Join()
+	if err != nil {
+		return nil, err
+	}
+	defer join.Close()
+	t.mark("root")
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := jail.Enter(s.socket(), &jail.Setup{
+		Root: root, Output: out, Cgroup: join, Filter: d.filter,
+		Hostname: c.Hostname, Hosts: hostsFile(c.Hostname), Resolv: resolvFile,
+		Env: c.Guest.Env, Cwd: c.Guest.Cwd, User: c.Guest.User,
+	}); err != nil {
+		return nil, err
+	}
+	t.mark("guest")
+	m := d.newMachine(s, c.ID)
+	m.stages = t.stages
+	if err := writeState(s.dir, state{ID: c.ID, Pid: s.pid, Start: startTime(s.pid)}); err != nil {
+		m.client.Close()
+		return nil, err
+	}
+	return m, d.register(m)
+}
+
+func mountRoot(dir string, r driver.Root, userns *os.File) (*os.File, error) {
+	if r.Dir != "" {
+		return rootfs.MountFolder(r.Dir, userns)
+	}
+	return rootfs.Overlay{
+		Lowers: r.Layers, UserNS: userns,
+		Upper: filepath.Join(dir, "upper"), Work: filepath.Join(dir, "work"),
+	}.Mount()
+}
+
+func hostsFile(hostname string) string {
+	return "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n127.0.1.1\t" + hostname + "\n"
+}
+
+// resolvFile names no server: a box has no network. An empty file would make
+// resolvers ask loopback and wait.
+const resolvFile = "# this sandbox has no network\noptions timeout:1 attempts:1\n"
+
+// dialGuest connects to a box's guest.
+func dialGuest(s *shell) func(context.Context) (io.ReadWriteCloser, error) {
+	return func(context.Context) (io.ReadWriteCloser, error) { return jail.DialPath(s.socket()) }
+}
+
+func (d *Driver) newMachine(s *shell, id dsec.SandboxID) *machine {
+	return &machine{
+		driver: d, id: id, shell: s, done: make(chan struct{}), born: time.Now(),
+		client: wire.NewClient(wire.Options{Dial: dialGuest(s), IdleAfter: idleConnection}),
+	}
+}
+
+// register starts to watch m. From here on its end is noticed.
+func (d *Driver) register(m *machine) error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		m.client.Close()
+		return dsec.Errorf(dsec.Unavailable, "the node is closing")
+	}
+	d.machines[m.shell.slot] = m
+	d.mu.Unlock()
+	if err := d.watch.add(m.shell.pidfd, m.ended); err != nil {
+		d.mu.Lock()
+		delete(d.machines, m.shell.slot)
+		d.mu.Unlock()
+		m.client.Close()
+		return err
+	}
+	return nil
+}
+
+// Adopt implements driver.Driver. Folders and groups of boxes whose guest is
+// gone are removed, and so are shells that nobody came to use.
+func (d *Driver) Adopt(ctx context.Context) ([]driver.Machine, error) {
+	entries, err := os.ReadDir(d.config.Dir)
+	if err != nil {
+		return nil, err
+	}
+	var out []driver.Machine
+	var errs []error
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if err != nil || n < 0 || n >= MaxSlots {
+			continue
+		}
+		d.mu.Lock()
+		d.slots.mark(n)
+		d.mu.Unlock()
+		m, err := d.adopt(n)
+		if err != nil {
+			errs = append(errs, fmt.Errorf("adopt slot %d: %w", n, err))
+		} else if m != nil {
+			out = append(out, m)
+		}
+	}
+	errs = append(errs, d.sweep())
+	d.pool.start()
+	return out, errors.Join(errs...)
+}
+
+func (d *Driver) adopt(n int) (driver.Machine, error) {
+	s := &shell{slot: n, dir: filepath.Join(d.config.Dir, strconv.Itoa(n)), group: d.cgroups.Group(strconv.Itoa(n))}
+	st, err := readState(s.dir)
+	if err == nil {
+		s.pid = st.Pid
+		s.pidfd = openProcess(st.Pid, st.Start)
+	}
+	if s.pidfd == nil || st.ID == "" {
+		return nil, d.destroy(s)
+	}
+	m := d.newMachine(s, st.ID)
+	if err := d.register(m); err != nil {
+		return nil, err
+	}
+	return m, nil
+}
+
+// sweep removes groups without a folder, guests that no folder knows, and
+// files that an earlier process did not come to delete.
+func (d *Driver) sweep() error {
+	slots, err := d.cgroups.Slots()
+	if err != nil {
+		return err
+	}
+	d.mu.Lock()
+	known := map[int]bool{}
+	for n := range d.machines {
+		known[n] = true
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, s := range slots {
+		if n, err := strconv.Atoi(s); err != nil || !known[n] {
+			g := d.cgroups.Group(s)
+			errs = append(errs, g.KillAll(), g.Remove())
+		}
+	}
+	errs = append(errs, d.killStrangers())
+	trash := filepath.Join(d.config.Dir, trashDir)
+	old, err := os.ReadDir(trash)
+	errs = append(errs, err)
+	for _, e := range old {
+		errs = append(errs, os.RemoveAll(filepath.Join(trash, e.Name())))
+	}
+	return errors.Join(errs...)
+}
+
+// killStrangers ends guests that have no folder: an edge that died between the
+// fork of a shell and its first record left them.
+func (d *Driver) killStrangers() error {
+	keep := []int{d.holder.Pid()}
+	d.mu.Lock()
+	for _, m := range d.machines {
+		keep = append(keep, m.shell.pid)
+	}
+	d.mu.Unlock()
+	return d.cgroups.KillGuests(keep)
+}
+
+// Close implements driver.Driver: shells without a sandbox end; if no sandbox
+// is left, the holder and the control groups go too.
+func (d *Driver) Close() error {
+	d.mu.Lock()
+	if d.closed {
+		d.mu.Unlock()
+		return nil
+	}
+	d.closed = true
+	left := len(d.machines)
+	for _, m := range d.machines {
+		m.detach()
+	}
+	d.mu.Unlock()
+	var errs []error
+	for _, s := range d.pool.close() {
+		errs = append(errs, d.destroy(s))
+	}
+	d.watch.close()
+	if left == 0 {
+		errs = append(errs, d.holder.Exit())
+		if err := waitGone(d.holder.Pid()); err != nil {
+			errs = append(errs, err)
+		}
+		errs = append(errs, d.cgroups.Remove(), os.Remove(filepath.Join(d.config.Dir, "hold.sock")))
+	}
+	return errors.Join(append(errs, d.holder.Close())...)
+}

@@ -1,0 +1,146 @@
+package container
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/wire"
+)
+
+// idleConnection is after how long without a call the connection to a guest is
+// closed; an idle sandbox costs the node no descriptor and no goroutine then.
+const idleConnection = 30 * time.Second
+
+// machine is one running box. It implements driver.Machine and driver.Upper.
+type machine struct {
+	driver *Driver
+	id     dsec.SandboxID
+	shell  *shell
+	client *wire.Client
+	stages []driver.Stage
+	born   time.Time
+	done   chan struct{}
+
+	mu       sync.Mutex
+	stopping bool
+	frozen   bool
+	end      error // of the clean-up
+	exit     driver.Exit
+}
+
+var (
+	_ driver.Machine = (*machine)(nil)
+	_ driver.Upper   = (*machine)(nil)
+)
+
+func (m *machine) ID() dsec.SandboxID     { return m.id }
+func (m *machine) Guest() driver.Guest    { return m.client }
+func (m *machine) Stages() []driver.Stage { return m.stages }
+func (m *machine) Done() <-chan struct{}  { return m.done }
+
+func (m *machine) Exit() driver.Exit {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.exit
+}
+
+func (m *machine) Usage(context.Context) (dsec.Usage, error) {
+	select {
+	case <-m.done:
+		return m.Exit().Usage, nil
+	default:
+	}
+	return m.shell.group.Usage()
+}
+
+// Stop implements driver.Machine: the guest, pid 1 of the box's outer pid
+// namespace, is killed, and the kernel ends everything below it.
+func (m *machine) Stop(ctx context.Context) error {
+	m.mu.Lock()
+	m.stopping = true
+	m.mu.Unlock()
+	select {
+	case <-m.done:
+		return m.endError()
+	default:
+	}
+	if err := unix.PidfdSendSignal(int(m.shell.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("kill guest: %w", err)
+	}
+	// A v1 freezer holds back even SIGKILL, and the box may have been frozen by
+	// an earlier edge.
+	if err := m.shell.group.Thaw(); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("thaw: %w", err)
+	}
+	select {
+	case <-m.done:
+		return m.endError()
+	case <-ctx.Done():
+		return fmt.Errorf("wait for the end of the box: %w", ctx.Err())
+	}
+}
+
+func (m *machine) endError() error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.end
+}
+
+// ended runs once, when the guest's pidfd has become readable: no process of
+// the box is left.
+func (m *machine) ended() {
+	usage, _ := m.shell.group.Usage()
+	m.client.Close()
+	m.shell.pidfd.Close()
+	err := m.driver.clean(m.shell)
+	m.driver.mu.Lock()
+	delete(m.driver.machines, m.shell.slot)
+	m.driver.mu.Unlock()
+	m.mu.Lock()
+	m.end = err
+	m.exit = driver.Exit{Cause: dsec.CauseGuestDied, Detail: "the agent in the sandbox ended", Usage: usage, At: time.Now()}
+	if m.stopping {
+		m.exit.Cause, m.exit.Detail = dsec.CauseUser, ""
+	}
+	m.mu.Unlock()
+	close(m.done)
+}
+
+// detach lets go of a box that goes on without this process.
+func (m *machine) detach() {
+	m.client.Close()
+}
+
+// Upper implements driver.Upper.
+func (m *machine) Upper() (string, uint32) {
+	return filepath.Join(m.shell.dir, "upper"), base(m.shell.slot)
+}
+
+// Freeze implements driver.Upper.
+func (m *machine) Freeze(ctx context.Context) (func() error, error) {
+	m.mu.Lock()
+	if m.frozen {
+		m.mu.Unlock()
+		return nil, dsec.Errorf(dsec.Conflict, "the sandbox is frozen already")
+	}
+	m.frozen = true
+	m.mu.Unlock()
+	thaw := sync.OnceValue(func() error {
+		m.mu.Lock()
+		m.frozen = false
+		m.mu.Unlock()
+		return m.shell.group.Thaw()
+	})
+	if err := m.shell.group.Freeze(ctx); err != nil {
+		return nil, errors.Join(err, thaw())
+	}
+	return thaw, nil
+}

@@ -1,0 +1,126 @@
+package container
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
+)
+
+// state is what a box's folder says about it. It is written with rename, so it
+// is there whole or not at all; a crash of the host ends every box, so it is
+// never synced.
+type state struct {
+	ID    dsec.SandboxID `json:"id,omitempty"` // empty while it is a shell
+	Pid   int            `json:"pid"`
+	Start uint64         `json:"start"` // with Pid it names a process for the host's uptime
+}
+
+const stateFile = "state"
+
+func writeState(dir string, s state) error {
+	b, err := json.Marshal(s)
+	if err != nil {
+		return err
+	}
+	tmp := filepath.Join(dir, stateFile+".new")
+	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+		return fmt.Errorf("record box: %w", err)
+	}
+	if err := os.Rename(tmp, filepath.Join(dir, stateFile)); err != nil {
+		return fmt.Errorf("record box: %w", err)
+	}
+	return nil
+}
+
+func readState(dir string) (state, error) {
+	var s state
+	b, err := os.ReadFile(filepath.Join(dir, stateFile))
+	if err != nil {
+		return s, err
+	}
+	return s, json.Unmarshal(b, &s)
+}
+
+// startTime is when a process began, in clock ticks since boot; 0 if it is gone.
+func startTime(pid int) uint64 {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0
+	}
+	// The command's name, in parentheses, may contain anything.
+	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+	if len(f) < 20 {
+		return 0
+	}
+	n, _ := strconv.ParseUint(string(f[19]), 10, 64)
+	return n
+}
+
+// openProcess gives a pidfd of the process, nil if it is gone or another
+// process has its number now.
+func openProcess(pid int, start uint64) *os.File {
+	if pid <= 0 || start == 0 {
+		return nil
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil
+	}
+	if startTime(pid) != start {
+		unix.Close(fd)
+		return nil
+	}
+	return os.NewFile(uintptr(fd), "pidfd")
+}
+
+// slots is a set of taken numbers.
+type slots struct {
+	taken map[int]bool
+	next  int
+}
+
+// take gives a free number; it goes round, so that a number rests after use.
+func (s *slots) take() (int, bool) {
+	if len(s.taken) >= MaxSlots {
+		return 0, false
+	}
+	for s.taken[s.next] {
+		s.next = (s.next + 1) % MaxSlots
+	}
+	n := s.next
+	s.mark(n)
+	s.next = (n + 1) % MaxSlots
+	return n, true
+}
+
+func (s *slots) mark(n int) {
+	if s.taken == nil {
+		s.taken = map[int]bool{}
+	}
+	s.taken[n] = true
+}
+
+func (s *slots) free(n int) { delete(s.taken, n) }
+
+// timer cuts a start into stages.
+type timer struct {
+	last   time.Time
+	stages []driver.Stage
+}
+
+func newTimer() *timer { return &timer{last: time.Now()} }
+
+func (t *timer) mark(name string) {
+	now := time.Now()
+	t.stages = append(t.stages, driver.Stage{Name: name, Took: now.Sub(t.last)})
+	t.last = now
+}

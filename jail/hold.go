@@ -1,0 +1,346 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Files of the holder process, in order.
+const (
+	holdListenFD = 3 // listening SOCK_SEQPACKET socket
+	holdGuestFD  = 4 // the guest binary
+)
+
+// ServeHold is the main function of the holder. It expects the descriptors
+// that StartHolder gives it, serves one host process after the other, and
+// returns when it is told to or cannot go on.
+func ServeHold() error {
+	runtime.LockOSThread() // the mount namespace made here is this thread's
+	unix.Umask(0)
+	if err := closeOnExec(); err != nil {
+		return err
+	}
+	h := &hold{requests: make(chan holdRequest)}
+	var err error
+	if h.listen, err = moveUp(holdListenFD); err != nil {
+		return err
+	}
+	if h.guest, err = moveUp(holdGuestFD); err != nil {
+		return err
+	}
+	if err := holdRoot(); err != nil {
+		return err
+	}
+	go h.reap()
+	go h.accept()
+	for r := range h.requests {
+		switch r.m.fields[0] {
+		case "exit":
+			reply(r.conn, "", nil)
+			return nil
+		case "pid":
+			reply(r.conn, strconv.Itoa(os.Getpid()), nil)
+		default:
+			h.spawn(r)
+		}
+		close(r.done)
+	}
+	return nil
+}
+
+type holdRequest struct {
+	conn int
+	m    *message
+	done chan struct{}
+}
+
+// closeOnExec makes sure that nothing but 0, 1 and 2 passes an exec, whatever
+// the program was started with.
+func closeOnExec() error {
+	if err := unix.CloseRange(3, 1<<32-1, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		return fmt.Errorf("close descriptors on exec: %w", err)
+	}
+	return nil
+}
+
+// moveUp gives an inherited descriptor a number out of the way of those that a
+// fork gives to a shell's files, and closes it on exec.
+func moveUp(fd int) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
+	if err != nil {
+		return -1, fmt.Errorf("duplicate inherited descriptor %d: %w", fd, err)
+	}
+	return n, unix.Close(fd)
+}
+
+type hold struct {
+	listen   int // listening socket
+	guest    int // guest binary
+	requests chan holdRequest
+	mu       sync.Mutex // held from fork to reply, so that reap cannot overtake
+}
+
+// accept serves hosts, any number at once: during a restart the old and the
+// new one overlap.
+func (h *hold) accept() {
+	for {
+		fd, _, err := unix.Accept4(h.listen, unix.SOCK_CLOEXEC)
+		if err != nil {
+			if errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED) {
+				continue
+			}
+			os.Exit(1)
+		}
+		go h.serve(fd)
+	}
+}
+
+func (h *hold) serve(fd int) {
+	defer unix.Close(fd)
+	for {
+		m, err := receive(fd)
+		if err != nil {
+			return
+		}
+		if len(m.fields) == 0 {
+			m.close()
+			return
+		}
+		done := make(chan struct{})
+		h.requests <- holdRequest{conn: fd, m: m, done: done}
+		<-done // the answer is sent; the descriptor may be reused from here on
+	}
+}
+
+func reply(conn int, text string, files []*os.File) {
+	m := message{fields: []string{text}, files: files}
+	m.send(conn) //nolint:errcheck // a host that went away asks again when it is back
+}
+
+// spawn forks one shell: fields "spawn", first uid of its range; files: its
+// listening socket and, on cgroup v2, the cgroup it is born in.
+func (h *hold) spawn(r holdRequest) {
+	defer r.m.close()
+	pidfd, pid, err := h.fork(r.m)
+	if err != nil {
+		reply(r.conn, "error "+err.Error(), nil)
+		return
+	}
+	f := os.NewFile(uintptr(pidfd), "pidfd")
+	reply(r.conn, strconv.Itoa(pid), []*os.File{f})
+	f.Close()
+}
+
+func (h *hold) fork(m *message) (pidfd, pid int, err error) {
+	if len(m.fields) != 2 || len(m.files) < 1 || len(m.files) > 2 {
+		return 0, 0, errMessage
+	}
+	base, err := strconv.ParseUint(m.fields[1], 10, 32)
+	if err != nil {
+		return 0, 0, errMessage
+	}
+	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(base), Size: IDRange}}
+	sys := &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |
+			syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
+		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
+		Credential: &syscall.Credential{},
+		Setsid:     true,
+		PidFD:      &pidfd,
+	}
+	if len(m.files) == 2 {
+		sys.UseCgroupFD, sys.CgroupFD = true, int(m.files[1].Fd())
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(h.guest), []string{"dsec-guest", "init"}, &syscall.ProcAttr{
+		Dir: "/", Env: []string{"GOMAXPROCS=2", "GODEBUG=madvdontneed=1"},
+		Files: []uintptr{0, 1, 2, m.files[0].Fd()},
+		Sys:   sys,
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("fork guest: %w", err)
+	}
+	if pidfd < 0 { // a kernel without pidfds at clone
+		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
+			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // our own child, not yet reaped
+			return 0, 0, fmt.Errorf("open pidfd: %w", err)
+		}
+	}
+	return pidfd, pid, nil
+}
+
+// reap collects shells that ended. Hosts learn of the end from the pidfd.
+func (h *hold) reap() {
+	chld := make(chan os.Signal, 1)
+	signal.Notify(chld, unix.SIGCHLD)
+	for range chld {
+		h.mu.Lock()
+		for {
+			if pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil); pid <= 0 || err != nil {
+				break
+			}
+		}
+		h.mu.Unlock()
+	}
+}
+
+// Holder is the host's connection to a holder process. It is safe for
+// concurrent use; requests are served one after the other.
+type Holder struct {
+	mu   sync.Mutex
+	conn int // SOCK_SEQPACKET
+	pid  int
+}
+
+// HolderConfig says where a holder lives.
+type HolderConfig struct {
+	Socket string   // path of its listening socket
+	Guest  string   // path of the guest binary
+	Log    *os.File // its standard error, and that of the guests; default none
+	Join   func(pid int) error
+	// Join is called with the pid of a new holder before it forks anything, so
+	// that all shells are born in the guests' cgroup; nil means nothing.
+}
+
+// OpenHolder connects to the holder at c.Socket, and starts one if none
+// answers there.
+func OpenHolder(c HolderConfig) (*Holder, error) {
+	if h, err := connectHolder(c.Socket); err == nil {
+		return h, nil
+	}
+	if err := startHolder(c); err != nil {
+		return nil, fmt.Errorf("start holder: %w", err)
+	}
+	return connectHolder(c.Socket)
+}
+
+func connectHolder(socket string) (*Holder, error) {
+	conn, err := dialSeqpacket(socket)
+	if err != nil {
+		return nil, fmt.Errorf("connect to holder: %w", err)
+	}
+	h := &Holder{conn: conn}
+	// Its own word, since the socket was made by the process that started it.
+	r, err := h.call(&message{fields: []string{"pid"}})
+	if err == nil {
+		h.pid, err = strconv.Atoi(r.fields[0])
+	}
+	if err != nil {
+		unix.Close(conn)
+		return nil, fmt.Errorf("connect to holder: %w", err)
+	}
+	return h, nil
+}
+
+func startHolder(c HolderConfig) error {
+	os.Remove(c.Socket)
+	l, err := ListenPath(c.Socket, unix.SOCK_SEQPACKET)
+	if err != nil {
+		return err
+	}
+	defer l.Close()
+	guest, err := os.Open(c.Guest)
+	if err != nil {
+		return fmt.Errorf("open guest binary: %w", err)
+	}
+	defer guest.Close()
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	log := null
+	if c.Log != nil {
+		log = c.Log
+	}
+	pid, err := syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(int(guest.Fd())), []string{"dsec-guest", "hold"}, &syscall.ProcAttr{
+		Dir: "/", Env: []string{"GOMAXPROCS=2"},
+		Files: []uintptr{null.Fd(), log.Fd(), log.Fd(), l.Fd(), guest.Fd()},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	})
+	if err != nil {
+		return err
+	}
+	// While this process lives it is the holder's parent and collects it.
+	go unix.Wait4(pid, nil, 0, nil) //nolint:errcheck
+	if c.Join != nil {
+		if err := c.Join(pid); err != nil {
+			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // just started; its number is not reused yet
+			return err
+		}
+	}
+	return nil
+}
+
+// Spawn makes a shell whose ids start at base and that listens on l. cgroup is
+// nil on v1. It returns the shell's pid and pidfd; the caller closes the file.
+func (h *Holder) Spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File, error) {
+	m := message{fields: []string{"spawn", strconv.FormatUint(uint64(base), 10)}, files: []*os.File{l}}
+	if cgroup != nil {
+		m.files = append(m.files, cgroup)
+	}
+	r, err := h.call(&m)
+	if err != nil {
+		return 0, nil, fmt.Errorf("spawn shell: %w", err)
+	}
+	pid, err := strconv.Atoi(r.fields[0])
+	if err != nil || len(r.files) != 1 {
+		r.close()
+		return 0, nil, fmt.Errorf("spawn shell: %s", r.fields[0])
+	}
+	return pid, r.files[0], nil
+}
+
+// Pid is the holder's process.
+func (h *Holder) Pid() int {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.pid
+}
+
+// Exit ends the holder. Shells go on.
+func (h *Holder) Exit() error {
+	_, err := h.call(&message{fields: []string{"exit"}})
+	return err
+}
+
+// Close ends the connection; the holder goes on.
+func (h *Holder) Close() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn < 0 {
+		return nil
+	}
+	err := unix.Close(h.conn)
+	h.conn = -1
+	return err
+}
+
+func (h *Holder) call(m *message) (*message, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn < 0 {
+		return nil, os.ErrClosed
+	}
+	if err := m.send(h.conn); err != nil {
+		return nil, err
+	}
+	r, err := receive(h.conn)
+	if err != nil {
+		return nil, err
+	}
+	if len(r.fields) != 1 {
+		r.close()
+		return nil, errMessage
+	}
+	return r, nil
+}

@@ -1,0 +1,238 @@
+package jail
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Shell is the guest process before it has a root: namespaces, reaper, devices,
+// masked procfs and sysfs are ready, and nothing in it depends on a Spec, so
+// shells are made ahead of need.
+type Shell struct {
+	forge *forge
+	own   *os.File // procfs of the shell's own pid namespace
+}
+
+// Paths of procfs and sysfs that a workload does not see, and those that it
+// sees read-only: the lists that container runtimes share.
+var (
+	maskedFiles = []string{"/kcore", "/keys", "/latency_stats", "/timer_list", "/timer_stats", "/sched_debug",
+		"/kpagecgroup", "/kpagecount", "/kpageflags", "/interrupts"}
+	maskedDirs    = []string{"/acpi", "/asound", "/scsi"}
+	readOnlyPaths = []string{"/bus", "/fs", "/irq", "/sys", "/sysrq-trigger"}
+	maskedSys     = []string{"/firmware", "/devices/virtual/powercap"}
+)
+
+// Prepare makes the calling process, just forked by a holder, into a shell.
+func Prepare() (*Shell, error) {
+	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
+		return nil, fmt.Errorf("make the guest undumpable: %w", err)
+	}
+	if err := closeOnExec(); err != nil {
+		return nil, err
+	}
+	if err := loopbackUp(); err != nil {
+		return nil, fmt.Errorf("bring loopback up: %w", err)
+	}
+	if err := mountDev(); err != nil {
+		return nil, err
+	}
+	own, err := mountOwnProc()
+	if err != nil {
+		return nil, err
+	}
+	f, err := startForge()
+	if err != nil {
+		return nil, err
+	}
+	if err := mountSys(); err != nil {
+		return nil, err
+	}
+	if err := maskProc(); err != nil {
+		return nil, err
+	}
+	return &Shell{forge: f, own: own}, nil
+}
+
+func mount(source, target, fstype string, flags uintptr, data string) error {
+	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
+		return fmt.Errorf("mount %s on %s: %w", fstype, target, err)
+	}
+	return nil
+}
+
+func bind(source, target string) error {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s on %s: %w", source, target, err)
+	}
+	return nil
+}
+
+func mountDev() error {
+	if err := mount("tmpfs", stageDev, "tmpfs", unix.MS_NOSUID|unix.MS_STRICTATIME, "mode=755,size=65536k"); err != nil {
+		return err
+	}
+	for _, n := range deviceNodes {
+		to := stageDev + "/" + n
+		fd, err := unix.Open(to, unix.O_CREAT|unix.O_CLOEXEC|unix.O_WRONLY, 0o666)
+		if err != nil {
+			return err
+		}
+		unix.Close(fd)
+		if err := bind("/dev/"+n, to); err != nil {
+			return err
+		}
+	}
+	for _, d := range []string{"/pts", "/shm", "/mqueue"} {
+		if err := unix.Mkdir(stageDev+d, 0o755); err != nil {
+			return err
+		}
+	}
+	if err := mount("devpts", stageDev+"/pts", "devpts", unix.MS_NOSUID|unix.MS_NOEXEC, "newinstance,ptmxmode=0666,mode=0620,gid=5"); err != nil {
+		return err
+	}
+	if err := mount("shm", stageDev+"/shm", "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777,size=65536k"); err != nil {
+		return err
+	}
+	if err := mount("mqueue", stageDev+"/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return err
+	}
+	for _, l := range [][2]string{{"pts/ptmx", "/ptmx"}, {"/proc/self/fd", "/fd"}, {"/proc/self/fd/0", "/stdin"},
+		{"/proc/self/fd/1", "/stdout"}, {"/proc/self/fd/2", "/stderr"}, {"/proc/kcore", "/core"}} {
+		if err := unix.Symlink(l[0], stageDev+l[1]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// mountOwnProc opens a procfs of the shell's own pid namespace, in which the
+// workload's processes are seen with both their numbers, and unmounts it: only
+// the descriptor reaches it.
+func mountOwnProc() (*os.File, error) {
+	if err := mount("proc", stageOwn, "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+		return nil, err
+	}
+	f, err := os.Open(stageOwn)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Unmount(stageOwn, unix.MNT_DETACH); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func mountSys() error {
+	const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC | unix.MS_RDONLY
+	if err := mount("sysfs", stageSys, "sysfs", flags, ""); err != nil {
+		return err
+	}
+	if err := mount("mask", stageMask, "tmpfs", flags, "size=0,nr_inodes=2,mode=755"); err != nil {
+		return err
+	}
+	for _, p := range maskedSys {
+		if err := bind(stageMask, stageSys+p); err != nil && !missing(err) {
+			return err
+		}
+	}
+	return nil
+}
+
+func maskProc() error {
+	// Any user may ping and bind low ports, as is usual for containers.
+	for _, s := range [][2]string{{"ping_group_range", "0 " + strconv.Itoa(IDRange-1)}, {"ip_unprivileged_port_start", "0"}} {
+		if err := os.WriteFile(stageProc+"/sys/net/ipv4/"+s[0], []byte(s[1]), 0); err != nil && !missing(err) {
+			return fmt.Errorf("set %s: %w", s[0], err)
+		}
+	}
+	for _, p := range maskedFiles {
+		if err := bind("/dev/null", stageProc+p); err != nil && !missing(err) {
+			return err
+		}
+	}
+	for _, p := range maskedDirs {
+		if err := bind(stageMask, stageProc+p); err != nil && !missing(err) {
+			return err
+		}
+	}
+	const ro = unix.MS_REMOUNT | unix.MS_BIND | unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+	for _, p := range readOnlyPaths {
+		p = stageProc + p
+		if err := bind(p, p); err != nil {
+			if missing(err) {
+				continue
+			}
+			return err
+		}
+		if err := unix.Mount("", p, "", ro, ""); err != nil {
+			return fmt.Errorf("make %s read-only: %w", p, err)
+		}
+	}
+	return nil
+}
+
+func missing(err error) bool {
+	return os.IsNotExist(err) || isErrno(err, unix.ENOENT) || isErrno(err, unix.ENOTDIR)
+}
+
+// loopbackUp sets the flag UP on the namespace's only interface.
+func loopbackUp() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	ifr, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	ifr.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
+	return unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, ifr)
+}
+
+// forge is the locked thread that forks the workload's processes. Work is done
+// by it one piece at a time.
+type forge struct {
+	work chan func()
+}
+
+func startForge() (*forge, error) {
+	f := &forge{work: make(chan func())}
+	ready := make(chan error)
+	go func() {
+		runtime.LockOSThread() // for ever: its credentials and cgroups are not the guest's
+		if err := unix.Unshare(unix.CLONE_NEWPID); err != nil {
+			ready <- fmt.Errorf("unshare pid namespace: %w", err)
+			return
+		}
+		err := startReaper()
+		ready <- err
+		if err != nil {
+			return
+		}
+		for w := range f.work {
+			w()
+		}
+	}()
+	if err := <-ready; err != nil {
+		return nil, err
+	}
+	return f, nil
+}
+
+// do runs w on the forge's thread and waits for it.
+func (f *forge) do(w func() error) error {
+	done := make(chan error, 1)
+	f.work <- func() { done <- w() }
+	return <-done
+}
+
+func isErrno(err error, e syscall.Errno) bool { return errors.Is(err, e) }
