@@ -40,10 +40,10 @@ var floors = map[string]int{
 
 // neighbours are the imports between packages of one floor that are meant.
 var neighbours = map[string][]string{
-	"client": {"rpc"},
-	"guest":  {"wire", "jail"},
-	"rpc":    {"rpc/dsecv1"},
-	"jail":   {"jail/profile"},
+	"client":       {"rpc", "rpc/dsecv1"},
+	"guest":        {"wire", "jail"},
+	"rpc":          {"rpc/dsecv1"},
+	"jail/profile": {"jail"},
 }
 
 // testOnly are packages that tests alone may import.
