@@ -154,8 +154,8 @@ const (
 	streamErr = "stderr"
 )
 
-// StreamText gives the name of an output stream on the wire.
-func StreamText(s dsec.Stream) string {
+// streamText gives the name of an output stream on the wire.
+func streamText(s dsec.Stream) string {
 	switch s {
 	case dsec.Stdout:
 		return streamOut
@@ -173,4 +173,14 @@ func streamFromText(s string) (dsec.Stream, error) {
 		return dsec.Stderr, nil
 	}
 	return 0, dsec.Errorf(dsec.Invalid, "stream %q is not stdout or stderr", clip(s))
+}
+
+// ReadToWire gives a Read for the wire.
+func ReadToWire(id dsec.CommandID, s dsec.Stream, offset int64, max int) *dsecv1.CommandsReadRequest {
+	return &dsecv1.CommandsReadRequest{Id: string(id), Stream: streamText(s), Offset: offset, Max: count(max)}
+}
+
+// ResizeToWire gives a Resize for the wire.
+func ResizeToWire(id dsec.CommandID, s dsec.WinSize) *dsecv1.CommandsResizeRequest {
+	return &dsecv1.CommandsResizeRequest{Id: string(id), Size: sizeToWire(s)}
 }

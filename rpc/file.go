@@ -70,3 +70,13 @@ func SymlinkToWire(f dsec.FileOp, target string) *dsecv1.FilesSymlinkRequest {
 	w.Target, w.TargetBytes = name(target)
 	return w
 }
+
+// ListToWire gives a listing for the wire.
+func ListToWire(f dsec.FileOp, depth int) *dsecv1.FilesListRequest {
+	return &dsecv1.FilesListRequest{File: FileToWire(f), Depth: count(depth)}
+}
+
+// DialToWire gives a Dial for the wire.
+func DialToWire(port int) *dsecv1.PortsDialRequest {
+	return &dsecv1.PortsDialRequest{Port: count(port)}
+}

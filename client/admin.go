@@ -1,0 +1,39 @@
+package client
+
+import (
+	"context"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/rpc"
+	"github.com/dsec-go/dsec/rpc/dsecv1"
+)
+
+type tokens struct {
+	*core
+	rpc dsecv1.TokensClient
+}
+
+func (s *tokens) Issue(ctx context.Context, t dsec.Token) (string, error) {
+	a, err := unary(ctx, s.core, to{op: "client.Issue"}, s.rpc.Issue, &dsecv1.TokensIssueRequest{Token: rpc.TokenToWire(t)})
+	return a.GetSecret(), err
+}
+
+func (s *tokens) List(ctx context.Context) ([]dsec.Token, error) {
+	a, err := unary(ctx, s.core, to{op: "client.List", again: true}, s.rpc.List, &dsecv1.TokensListRequest{})
+	return each(a.GetTokens(), rpc.TokenFromWire), err
+}
+
+func (s *tokens) Revoke(ctx context.Context, name string) error {
+	_, err := unary(ctx, s.core, to{op: "client.Revoke"}, s.rpc.Revoke, &dsecv1.TokensRevokeRequest{Name: name})
+	return err
+}
+
+type nodes struct {
+	*core
+	rpc dsecv1.NodesClient
+}
+
+func (s *nodes) Nodes(ctx context.Context) ([]dsec.Node, error) {
+	a, err := unary(ctx, s.core, to{op: "client.Nodes", again: true}, s.rpc.List, &dsecv1.NodesListRequest{})
+	return each(a.GetNodes(), rpc.NodeFromWire), err
+}
