@@ -73,7 +73,7 @@ func NewBlob(w io.Writer, opts BlobOptions) *Blob {
 // Finish writes what is left and returns the blob's size and the SHA-256 of
 // each of its chunks, the last of which may be short.
 func (b *Blob) Finish() (size int64, chunks []Sum, err error) {
-	if len(b.chunk) > 0 {
+	if len(b.chunk) > 0 && b.err == nil {
 		b.flush()
 	}
 	return b.size, b.sums, b.err
@@ -84,9 +84,6 @@ func (b *Blob) Finish() (size int64, chunks []Sum, err error) {
 func (b *Blob) SetTag(tag string) { b.dev.Tag = tag }
 
 func (b *Blob) flush() {
-	if b.err != nil {
-		return
-	}
 	b.sums = append(b.sums, sha256.Sum256(b.chunk))
 	if _, err := b.w.Write(b.chunk); err != nil {
 		b.err = fmt.Errorf("write blob: %w", err)
@@ -113,7 +110,7 @@ func (b *Blob) add(data []byte) (place, error) {
 	p := place{b.dev, uint32(b.size >> blockBits)}
 	b.size += int64(len(data))
 	b.dev.Blocks += uint32(len(data) >> blockBits)
-	for len(data) > 0 {
+	for len(data) > 0 && b.err == nil {
 		n := copy(b.chunk[len(b.chunk):ChunkSize], data)
 		b.chunk = b.chunk[:len(b.chunk)+n]
 		data = data[n:]

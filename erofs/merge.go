@@ -41,7 +41,28 @@ func Fold(layers ...*Tree) (*Tree, error) {
 		}
 		t = &Tree{root: root}
 	}
-	return t, nil
+	return &Tree{root: settle(t.root, false)}, nil
+}
+
+// settle copies the folders of a folded layer, without marks that have nothing
+// left to hide: those inside an opaque folder (covered). They would not be
+// harmless, since overlayfs lists a whiteout that lies in a single layer.
+func settle(dir *Inode, covered bool) *Inode {
+	out := dir.copyDir()
+	if covered {
+		delete(out.Xattrs, XattrOpaque)
+	}
+	covered = covered || out.IsOpaque()
+	for name, n := range dir.children {
+		switch {
+		case n.IsWhiteout() && covered:
+			continue
+		case n.IsDir():
+			n = settle(n, covered && !hasXattr(n, XattrRedirect))
+		}
+		out.children[name] = n
+	}
+	return out
 }
 
 type mergeMode int

@@ -68,7 +68,7 @@ func FromTar(ctx context.Context, r io.Reader, blob *Blob, opts TarOptions) (*Tr
 		}
 	}
 	t.below = nil
-	reveal(t.root)
+	reveal(t.root, false)
 	return t, nil
 }
 
@@ -148,12 +148,16 @@ func (r *tarReader) whiteout(parts []string) error {
 	return nil
 }
 
-// reveal makes whiteouts of what is hidden, now that all names are known.
-func reveal(dir *Inode) {
+// reveal makes whiteouts of what is hidden, now that all names are known. In an
+// opaque folder (covered) everything is hidden already.
+func reveal(dir *Inode, covered bool) {
+	if dir.hidden[""] {
+		dir.setXattr(XattrOpaque, "y")
+	}
+	covered = covered || dir.IsOpaque()
 	for name := range dir.hidden {
 		switch n := dir.children[name]; {
-		case name == "":
-			dir.setXattr(XattrOpaque, "y")
+		case name == "" || covered:
 		case n == nil:
 			dir.children[name] = newWhiteout()
 		case n.IsDir():
@@ -163,7 +167,7 @@ func reveal(dir *Inode) {
 	dir.hidden = nil
 	for _, n := range dir.children {
 		if n.IsDir() {
-			reveal(n)
+			reveal(n, covered)
 		}
 	}
 }
