@@ -1,0 +1,74 @@
+package edge
+
+import (
+	"context"
+	"os"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
+)
+
+// Journal is the node's write-ahead log as the edge needs it. Package journal
+// has the real one, made to fit by LogOf; it must be safe for concurrent use.
+type Journal interface {
+	// Append adds a record and returns without waiting for the disk. A record
+	// whose Append returned survives the end of this process.
+	Append(payload []byte) error
+
+	// Replay calls f with every record since the last checkpoint, the
+	// checkpoint's own first. The payload is f's for the call only.
+	Replay(f func(payload []byte) error) error
+
+	// Checkpoint replaces all records appended before the call by those that
+	// save writes. Records appended while it runs may or may not be reflected
+	// in what save writes, and are replayed after it.
+	Checkpoint(save func(add func(payload []byte) error) error) error
+}
+
+// Names resolves what a Spec's environment names.
+type Names interface {
+	// Resolve gives the image of "name" or "name@version"; NotFound if there
+	// is none.
+	Resolve(ctx context.Context, name string) (dsec.Image, error)
+
+	// Register makes img known under its name and version; Exists if taken.
+	Register(ctx context.Context, img dsec.Image) error
+}
+
+// Roots makes the layers of an environment mountable.
+type Roots interface {
+	// Acquire gives a detached read-only mount for each digest, lowest first,
+	// shared with the other sandboxes of the node. release gives them back and
+	// may be called twice.
+	Acquire(ctx context.Context, digests []string) (layers []*os.File, release func(), err error)
+}
+
+// CommitSource is what a Committer makes a layer from.
+type CommitSource struct {
+	Dir    string   // folder of the writable layer, frozen while the call runs
+	IDBase uint32   // host uid that is the sandbox's uid 0
+	Layers []string // digests of what lies below, lowest first
+	Base   *dsec.Image
+	// Base is the workspace that the sandbox has already, nil if none: the new
+	// image must stand in for both.
+	Name, Version string
+}
+
+// Committer writes a layer from a sandbox's writable layer. It returns an
+// image with Digest, Size, Stored and Entries set. What it wrote must stay
+// until the name is registered, or a collection some time later.
+type Committer interface {
+	Commit(ctx context.Context, src CommitSource) (dsec.Image, error)
+}
+
+// DoneNotifier is a machine that calls back when it is gone. Without it the
+// edge keeps one waiting goroutine for the machine.
+type DoneNotifier interface {
+	// AfterDone calls f once the machine is gone, at once if it is. f does not
+	// block.
+	AfterDone(f func())
+}
+
+// Measure says how many bytes a machine's writable layer takes. It is called
+// on hosts without disk quota, for one machine at a time.
+type Measure func(ctx context.Context, m driver.Machine) (int64, error)

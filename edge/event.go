@@ -1,0 +1,97 @@
+package edge
+
+import (
+	"time"
+
+	"github.com/dsec-go/dsec"
+)
+
+// Events are called at what happens on a node, for logs and metrics. Each may
+// be nil, is called from any goroutine, and must not block or call the Node.
+type Events struct {
+	Created      func(CreatedEvent)
+	Refused      func(RefusedEvent)
+	Ended        func(EndedEvent)
+	Adopted      func(AdoptedEvent)
+	StopFailed   func(id dsec.SandboxID, err error) // it is tried again
+	JournalError func(err error)                    // a record could not be written; creates are refused until JournalHeal
+	JournalHeal  func()
+	Checkpoint   func(CheckpointEvent)
+	DiskFull     func(id dsec.SandboxID, used, limit int64) // it is ended
+}
+
+// CreatedEvent is a sandbox that runs.
+type CreatedEvent struct {
+	ID     dsec.SandboxID
+	Kind   dsec.Kind
+	Job    dsec.JobID
+	Took   time.Duration
+	Stages []dsec.Stage
+}
+
+// RefusedEvent is a create that did not lead to a sandbox.
+type RefusedEvent struct {
+	Kind  dsec.Kind
+	Error error
+	Took  time.Duration
+}
+
+// EndedEvent is a sandbox that ended.
+type EndedEvent struct {
+	ID     dsec.SandboxID
+	Kind   dsec.Kind
+	State  dsec.State
+	Cause  dsec.Cause
+	Detail string
+	Lived  time.Duration
+	Took   time.Duration // from the decision to nothing left; 0 if it ended by itself
+}
+
+// AdoptedEvent sums up what Open found.
+type AdoptedEvent struct {
+	Records  int // in the journal, ended ones included
+	Adopted  int // machines that run on
+	Orphans  int // machines without a living record, stopped
+	Gone     int // sandboxes whose machine was gone
+	Ending   int // ends that were finished
+	Rebooted bool
+	Took     time.Duration
+}
+
+// CheckpointEvent is a compaction of the journal.
+type CheckpointEvent struct {
+	Records int
+	Took    time.Duration
+}
+
+// withDefaults makes every callback callable.
+func (e Events) withDefaults() Events {
+	if e.Created == nil {
+		e.Created = func(CreatedEvent) {}
+	}
+	if e.Refused == nil {
+		e.Refused = func(RefusedEvent) {}
+	}
+	if e.Ended == nil {
+		e.Ended = func(EndedEvent) {}
+	}
+	if e.Adopted == nil {
+		e.Adopted = func(AdoptedEvent) {}
+	}
+	if e.StopFailed == nil {
+		e.StopFailed = func(dsec.SandboxID, error) {}
+	}
+	if e.JournalError == nil {
+		e.JournalError = func(error) {}
+	}
+	if e.JournalHeal == nil {
+		e.JournalHeal = func() {}
+	}
+	if e.Checkpoint == nil {
+		e.Checkpoint = func(CheckpointEvent) {}
+	}
+	if e.DiskFull == nil {
+		e.DiskFull = func(dsec.SandboxID, int64, int64) {}
+	}
+	return e
+}

@@ -1,0 +1,511 @@
+package edge_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver/synthetic"
+	"github.com/dsec-go/dsec/edge"
+	"github.com/dsec-go/dsec/journal"
+)
+
+func TestLifeOfASandbox(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	j, err := journal.Open(t.TempDir(), journal.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer j.Close()
+	r.journal = edge.Log{Journal: j}
+	n := r.open()
+	defer r.close()
+
+	s := spec()
+	s.Environment.Workspace, s.Environment.Toolkits = "task", []string{"tools"}
+	s.Env = map[string]string{"FROM": "spec"}
+	s.Labels = map[string]string{"a": "b"}
+	sb := r.create(s, "")
+	if sb.State != dsec.Running || sb.Node != "n7" || sb.Spec.TTL != dsec.DefaultTTL || sb.Took <= 0 {
+		t.Errorf("created %+v", sb)
+	}
+	if got, want := sb.Expires.Sub(sb.Created), dsec.DefaultTTL; got != want {
+		t.Errorf("expires after %v, want %v", got, want)
+	}
+	if want := []string{"sha256:debian", "sha256:task", "sha256:tools"}; !slices.Equal(sb.Layers, want) {
+		t.Errorf("layers %v, want %v", sb.Layers, want)
+	}
+	var stages []string
+	for _, st := range sb.Stages {
+		stages = append(stages, st.Name)
+	}
+	if want := []string{"admission", "queue", "layers", "synthetic", "journal"}; !slices.Equal(stages, want) {
+		t.Errorf("stages %v, want %v", stages, want)
+	}
+	c, _ := r.host.Config(sb.ID)
+	if want := []string{"FROM=spec", "PATH=/tools:/task:/usr/bin:/debian"}; !slices.Equal(c.Guest.Env, want) {
+		t.Errorf("guest environment %v, want %v", c.Guest.Env, want)
+	}
+	if c.Guest.Cwd != "/task" || c.Guest.User != "task" || c.Hostname != string(sb.ID[:12]) || c.Resources.Pids != dsec.DefaultPids {
+		t.Errorf("machine was started from %+v", c)
+	}
+	if used := n.Layers(); used["sha256:task"] != 1 {
+		t.Errorf("layers in use %v", used)
+	}
+	if got := r.exec(sb.ID, "echo hello"); got != "hello\n" {
+		t.Errorf("echo wrote %q", got)
+	}
+	nodes, err := n.Nodes(t.Context())
+	if err != nil || len(nodes) != 1 || nodes[0].Sandboxes != 1 || nodes[0].CPUs != 2 || !slices.Equal(nodes[0].Kinds, []dsec.Kind{dsec.Container}) {
+		t.Errorf("nodes %+v, %v", nodes, err)
+	}
+
+	waited := make(chan dsec.Sandbox)
+	go func() {
+		sb, _ := n.Wait(context.Background(), sb.ID)
+		waited <- sb
+	}()
+	stopped, err := n.Stop(t.Context(), sb.ID)
+	if err != nil || stopped.State != dsec.Stopped || stopped.Cause != dsec.CauseUser {
+		t.Errorf("stop gave %+v, %v", stopped, err)
+	}
+	if w := <-waited; w.State != dsec.Stopped {
+		t.Errorf("wait gave %+v", w)
+	}
+	again, err := n.Stop(t.Context(), sb.ID)
+	if err != nil || !again.Ended.Equal(stopped.Ended) {
+		t.Errorf("second stop gave %+v, %v", again, err)
+	}
+	r.wantNothing()
+	if len(n.Layers()) != 0 {
+		t.Errorf("layers %v are in use by nobody", n.Layers())
+	}
+	_, err = n.Services().Commands.Run(t.Context(), dsec.Call{Sandbox: sb.ID}, dsec.Command{Shell: "true"}, nil)
+	wantKind(t, "run in a stopped sandbox", err, dsec.Conflict)
+	var e *dsec.Error
+	if !errors.As(err, &e) || e.Op != "edge.Run" || e.Sandbox != sb.ID || !strings.Contains(err.Error(), "user") {
+		t.Errorf("error %v does not say operation, sandbox and cause", err)
+	}
+	if len(r.created) != 1 || len(r.ended) != 1 || r.ended[0].Cause != dsec.CauseUser {
+		t.Errorf("events %v, %v", r.created, r.ended)
+	}
+}
+
+func TestCreateRefuses(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	edit := func(f func(*dsec.Spec)) dsec.Spec {
+		s := spec()
+		f(&s)
+		return s
+	}
+	for name, c := range map[string]struct {
+		spec dsec.Spec
+		kind dsec.ErrorKind
+	}{
+		"bad spec":      {edit(func(s *dsec.Spec) { s.TTL = 1 }), dsec.Invalid},
+		"no such image": {edit(func(s *dsec.Spec) { s.Environment.Base = "nope" }), dsec.NotFound},
+		"no toolkit":    {edit(func(s *dsec.Spec) { s.Environment.Toolkits = []string{"nope"} }), dsec.NotFound},
+		"base role":     {edit(func(s *dsec.Spec) { s.Environment.Base = "tools" }), dsec.Invalid},
+		"workspace":     {edit(func(s *dsec.Spec) { s.Environment.Workspace = "debian" }), dsec.Invalid},
+		"toolkit":       {edit(func(s *dsec.Spec) { s.Environment.Toolkits = []string{"task"} }), dsec.Invalid},
+		"twice":         {edit(func(s *dsec.Spec) { s.Environment.Toolkits = []string{"tools", "tools"} }), dsec.Invalid},
+		"kind":          {edit(func(s *dsec.Spec) { s.Kind = dsec.MicroVM }), dsec.Unsupported},
+	} {
+		_, err := r.node.Create(t.Context(), c.spec, dsec.CreateOptions{})
+		wantKind(t, name, err, c.kind)
+	}
+	_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{Key: strings.Repeat("k", dsec.MaxKeyBytes+1)})
+	wantKind(t, "long key", err, dsec.Invalid)
+	if n := r.host.Calls(synthetic.OpStart); n != 0 {
+		t.Errorf("%d machines were started for refused creates", n)
+	}
+	if len(r.refused) != 9 {
+		t.Errorf("%d refusals were told, want 9", len(r.refused))
+	}
+	if c := r.node.Counts(); c.Alive != 0 {
+		t.Errorf("counts %+v after refusals", c)
+	}
+}
+
+// A failure anywhere in a create leaves no machine, no mount, no record, no
+// key and no count.
+func TestFailedCreateLeavesNothing(t *testing.T) {
+	boom := errors.New("boom")
+	for name, f := range map[string]struct {
+		breakIt func(*rig)
+		kind    dsec.ErrorKind
+	}{
+		"layers":  {func(r *rig) { r.roots.fail = boom }, dsec.Internal},
+		"start":   {func(r *rig) { r.host.Fail(synthetic.OpStart, 1, boom) }, dsec.Internal},
+		"started": {func(r *rig) { r.host.Fail(synthetic.OpStarted, 1, dsec.Errorf(dsec.Exhausted, "boom")) }, dsec.Exhausted},
+		"journal": {func(r *rig) { r.mem.setFail(boom) }, dsec.Unavailable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, synthetic.Options{})
+			r.open()
+			defer r.close()
+			f.breakIt(r)
+			_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{Key: "k"})
+			wantKind(t, name, err, f.kind)
+			r.wantNothing()
+			all, _ := r.node.List(t.Context(), dsec.Filter{All: true})
+			if len(all) != 0 || r.node.Counts().Alive != 0 {
+				t.Errorf("records %v and counts %+v are left", all, r.node.Counts())
+			}
+			r.mem.setFail(nil)
+			r.roots.fail = nil
+			if name == "journal" { // refused until a checkpoint has healed it
+				_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{Key: "k"})
+				wantKind(t, "create on a broken journal", err, dsec.Unavailable)
+				eventually(t, "journal heals", func() bool { return !r.node.Counts().Broken })
+			}
+			other := spec()
+			other.Cwd = "/x" // the key is free for another spec
+			r.create(other, "k")
+		})
+	}
+}
+
+func TestStopThatFailsIsRepeated(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	sb := r.create(spec(), "")
+	r.host.Fail(synthetic.OpStop, 1, errors.New("boom"))
+	_, err := r.node.Stop(t.Context(), sb.ID)
+	wantKind(t, "stop", err, dsec.Internal)
+	eventually(t, "stopped by the retry", func() bool { return r.get(sb.ID).State == dsec.Stopped })
+	r.wantNothing()
+}
+
+func TestConcurrentStops(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	sb := r.create(spec(), "")
+	var wait sync.WaitGroup
+	for range 50 {
+		wait.Go(func() {
+			got, err := r.node.Stop(t.Context(), sb.ID)
+			if err != nil || got.State != dsec.Stopped {
+				t.Errorf("stop gave %v, %v", got.State, err)
+			}
+		})
+	}
+	wait.Wait()
+	if n := r.host.Calls(synthetic.OpStop); n != 1 {
+		t.Errorf("the machine was stopped %d times", n)
+	}
+	if len(r.ended) != 1 {
+		t.Errorf("%d ends were told", len(r.ended))
+	}
+}
+
+func TestStopWhileCreating(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	begun := make(chan struct{})
+	r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
+		close(begun)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	failed := make(chan error)
+	go func() {
+		_, err := r.node.Create(context.Background(), spec(), dsec.CreateOptions{Key: "k"})
+		failed <- err
+	}()
+	<-begun
+	all, err := r.node.List(t.Context(), dsec.Filter{})
+	if err != nil || len(all) != 1 || all[0].State != dsec.Creating {
+		t.Fatalf("list while creating gave %+v, %v", all, err)
+	}
+	_, err = r.node.Services().Commands.Run(t.Context(), dsec.Call{Sandbox: all[0].ID}, dsec.Command{Shell: "true"}, nil)
+	wantKind(t, "run while creating", err, dsec.Conflict)
+	got, err := r.node.Stop(t.Context(), all[0].ID)
+	if err != nil || got.State != dsec.Stopped || got.Cause != dsec.CauseUser {
+		t.Fatalf("stop gave %+v, %v", got, err)
+	}
+	wantKind(t, "create", <-failed, dsec.Conflict)
+	r.wantNothing()
+	// The key stands for what was stopped, also after a restart.
+	if again := r.create(spec(), "k"); again.ID != got.ID || again.State != dsec.Stopped {
+		t.Errorf("repeated create gave %+v", again)
+	}
+	r.close()
+	r.open()
+	if again := r.create(spec(), "k"); again.ID != got.ID || again.State != dsec.Stopped {
+		t.Errorf("repeated create after a restart gave %+v", again)
+	}
+}
+
+func TestKeyedCreateHappensOnce(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	ids := make([]dsec.SandboxID, 100)
+	var wait sync.WaitGroup
+	for i := range ids {
+		wait.Go(func() { ids[i] = r.create(spec(), "k").ID })
+	}
+	wait.Wait()
+	for _, id := range ids {
+		if id != ids[0] || id == "" {
+			t.Fatalf("one key gave sandboxes %q and %q", ids[0], id)
+		}
+	}
+	if n := r.host.Calls(synthetic.OpStart); n != 1 {
+		t.Errorf("%d machines were started", n)
+	}
+	other := spec()
+	other.Cwd = "/elsewhere"
+	_, err := r.node.Create(t.Context(), other, dsec.CreateOptions{Key: "k"})
+	wantKind(t, "same key, other spec", err, dsec.Conflict)
+	other.Project = "p2" // keys of projects are apart
+	if sb := r.create(other, "k"); sb.ID == ids[0] {
+		t.Error("a key reaches into another project")
+	}
+	// Empty and missing maps are the same spec, and so are defaults spelled out.
+	same := spec().WithDefaults()
+	same.Env, same.Environment.Toolkits = map[string]string{}, []string{}
+	for range 2 { // before and after a kill
+		if sb := r.create(same, "k"); sb.ID != ids[0] {
+			t.Errorf("repeated create gave %s, want %s", sb.ID, ids[0])
+		}
+		r.kill()
+		r.open()
+	}
+	if _, err := r.node.Stop(t.Context(), ids[0]); err != nil {
+		t.Fatal(err)
+	}
+	r.close()
+	r.open()
+	if sb := r.create(spec(), "k"); sb.ID != ids[0] || sb.State != dsec.Stopped {
+		t.Errorf("repeated create of an ended sandbox gave %+v", sb)
+	}
+	r.close()
+}
+
+// A keyed create outlives the caller that began it while others wait for it,
+// and is undone when the last of them is gone.
+func TestKeyedCreateIsSharedByItsCallers(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	begun, proceed := make(chan struct{}), make(chan struct{})
+	r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
+		close(begun)
+		select {
+		case <-proceed:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	})
+	first, leave := context.WithCancel(context.Background())
+	failed, made := make(chan error), make(chan dsec.Sandbox)
+	go func() {
+		_, err := r.node.Create(first, spec(), dsec.CreateOptions{Key: "k"})
+		failed <- err
+	}()
+	<-begun
+	waiting, leaveToo := context.WithCancel(context.Background())
+	defer leaveToo()
+	go func() {
+		sb, _ := r.node.Create(waiting, spec(), dsec.CreateOptions{Key: "k"})
+		made <- sb
+	}()
+	// The second has joined once another spec is refused as often as it likes;
+	// nothing tells so from outside, hence a third call that is known to have
+	// ended.
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	_, err := r.node.Create(gone, spec(), dsec.CreateOptions{Key: "k"})
+	wantKind(t, "create of a caller that is gone", err, dsec.Canceled)
+	close(proceed)
+	leave()
+	<-failed // canceled, or served: both happened at once
+	if sb := <-made; sb.State == dsec.Running && len(r.host.Machines()) != 1 {
+		t.Errorf("machines %v", r.host.Machines())
+	}
+
+	begun2 := make(chan struct{})
+	r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
+		close(begun2)
+		<-ctx.Done()
+		return ctx.Err()
+	})
+	n := len(r.host.Machines())
+	alone, leaveAlone := context.WithCancel(context.Background())
+	go func() {
+		_, err := r.node.Create(alone, spec(), dsec.CreateOptions{Key: "k2"})
+		failed <- err
+	}()
+	<-begun2
+	leaveAlone()
+	wantKind(t, "create whose only caller left", <-failed, dsec.Canceled)
+	sb := r.create(spec(), "k2") // waits until the first is undone
+	if sb.State != dsec.Running || len(r.host.Machines()) != n+1 {
+		t.Errorf("the repeated create gave %+v, machines %v", sb, r.host.Machines())
+	}
+}
+
+func TestListFiltersAndPages(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	n := r.open()
+	defer func() { r.close() }()
+	var ids []dsec.SandboxID
+	for i := range 10 {
+		s := spec()
+		s.Job = dsec.JobID(fmt.Sprint("job", i%2))
+		s.Labels = map[string]string{"i": fmt.Sprint(i), "all": "yes"}
+		ids = append(ids, r.create(s, "").ID)
+	}
+	slices.Reverse(ids)
+	for _, i := range []int{0, 3} {
+		if _, err := n.Stop(t.Context(), ids[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	list := func(f dsec.Filter) []dsec.SandboxID {
+		t.Helper()
+		all, err := n.List(t.Context(), f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []dsec.SandboxID
+		for _, sb := range all {
+			got = append(got, sb.ID)
+		}
+		return got
+	}
+	pick := func(at ...int) []dsec.SandboxID {
+		var want []dsec.SandboxID
+		for _, i := range at {
+			want = append(want, ids[i])
+		}
+		return want
+	}
+	for range 2 { // before and after a restart
+		for _, c := range []struct {
+			f    dsec.Filter
+			want []dsec.SandboxID
+		}{
+			{dsec.Filter{}, pick(1, 2, 4, 5, 6, 7, 8, 9)},
+			{dsec.Filter{All: true}, ids},
+			{dsec.Filter{State: dsec.Stopped}, pick(0, 3)},
+			{dsec.Filter{Job: "job1"}, pick(2, 4, 6, 8)},
+			{dsec.Filter{Job: "job1", All: true}, pick(0, 2, 4, 6, 8)},
+			{dsec.Filter{Labels: map[string]string{"i": "7"}}, pick(2)},
+			{dsec.Filter{Labels: map[string]string{"i": "7", "all": "no"}}, nil},
+			{dsec.Filter{Limit: 3}, pick(1, 2, 4)},
+			{dsec.Filter{Limit: 3, After: ids[4]}, pick(5, 6, 7)},
+			{dsec.Filter{After: ids[3]}, pick(4, 5, 6, 7, 8, 9)},
+			{dsec.Filter{After: ids[9]}, nil},
+		} {
+			if got := list(c.f); !slices.Equal(got, c.want) {
+				t.Errorf("list %+v gave %v, want %v", c.f, got, c.want)
+			}
+		}
+		r.close()
+		n = r.open()
+	}
+	_, err := n.List(t.Context(), dsec.Filter{Limit: -1})
+	wantKind(t, "negative limit", err, dsec.Invalid)
+	_, err = n.List(t.Context(), dsec.Filter{After: "sbx"})
+	wantKind(t, "after nothing", err, dsec.NotFound)
+}
+
+func TestUnknownIDs(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	n := r.open()
+	defer r.close()
+	at := func(p dsec.Place) dsec.SandboxID { return r.key.New(p) }
+	var foreign dsec.IDKey
+	for name, c := range map[string]struct {
+		id   dsec.SandboxID
+		kind dsec.ErrorKind
+	}{
+		"no id":          {"x", dsec.NotFound},
+		"another key's":  {foreign.New(r.place), dsec.NotFound},
+		"another node's": {at(dsec.Place{Node: 8, Epoch: 3}), dsec.NotFound},
+		"of the future":  {at(dsec.Place{Node: 7, Epoch: 4}), dsec.NotFound},
+		"of the past":    {at(dsec.Place{Node: 7, Epoch: 2}), dsec.Lost},
+		"power loss":     {at(r.place), dsec.Lost},
+	} {
+		_, err := n.Get(t.Context(), c.id)
+		wantKind(t, name, err, c.kind)
+		_, err = n.Stop(t.Context(), c.id)
+		wantKind(t, "stop "+name, err, c.kind)
+		err = n.Services().Files.Mkdir(t.Context(), dsec.Call{Sandbox: c.id}, dsec.FileOp{Path: "/x"}, 0)
+		wantKind(t, "mkdir "+name, err, c.kind)
+	}
+}
+
+func TestMachineEndsByItself(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	n := r.open()
+	defer r.close()
+	for cause, state := range map[dsec.Cause]dsec.State{
+		dsec.CauseOOM: dsec.Failed, dsec.CauseGuestDied: dsec.Failed, dsec.CauseUser: dsec.Stopped,
+	} {
+		sb := r.create(spec(), "")
+		r.host.SetUsage(sb.ID, dsec.Usage{MemoryPeak: 99, OOMKills: 1})
+		r.host.Crash(sb.ID, cause, "just so")
+		got, err := n.Wait(t.Context(), sb.ID)
+		if err != nil || got.State != state || got.Cause != cause || got.Detail != "just so" || got.Usage.MemoryPeak != 99 {
+			t.Errorf("after %s: %+v, %v", cause, got, err)
+		}
+	}
+	r.wantNothing()
+}
+
+func TestDown(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	n := r.open()
+	var ids []dsec.SandboxID
+	for range 100 {
+		ids = append(ids, r.create(spec(), "").ID)
+	}
+	if err := n.Down(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.stop()
+	r.wantNothing()
+	r.open()
+	defer r.close()
+	for _, id := range ids {
+		r.wantEnd(id, dsec.Stopped, dsec.CauseNodeDown)
+	}
+}
+
+func TestCloseWhileCreating(t *testing.T) {
+	for _, key := range []string{"", "k"} {
+		r := newRig(t, synthetic.Options{})
+		r.open()
+		begun := make(chan struct{})
+		r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
+			close(begun)
+			<-ctx.Done()
+			return ctx.Err()
+		})
+		failed := make(chan error)
+		go func() {
+			_, err := r.node.Create(context.Background(), spec(), dsec.CreateOptions{Key: key})
+			failed <- err
+		}()
+		<-begun
+		r.close()
+		wantKind(t, "create on a closing node", <-failed, dsec.Unavailable)
+		r.wantNothing()
+		_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{Key: key})
+		wantKind(t, "create on a closed node", err, dsec.Unavailable)
+	}
+}

@@ -1,0 +1,177 @@
+package edge
+
+import (
+	"context"
+	"time"
+
+	"github.com/dsec-go/dsec"
+)
+
+var _ dsec.Sandboxes = (*Node)(nil)
+
+// view gives the record of e as of now.
+func (n *Node) view(ctx context.Context, e *entry) dsec.Sandbox {
+	e.mu.Lock()
+	rec, m, used, running, disk := e.rec, e.machine, e.lastUsed, e.running, e.disk
+	e.mu.Unlock()
+	sb := rec.sandbox(e.id, n.cfg.Name)
+	sb.LastUsed = stamp(used)
+	if m != nil && !rec.state.Ended() {
+		// A machine that does not say what it uses is shown without.
+		if u, err := m.Usage(ctx); err == nil {
+			sb.Usage = u
+		}
+		sb.Usage.Commands = int(max(running, 0))
+		sb.Usage.Disk = max(sb.Usage.Disk, disk)
+	}
+	return sb
+}
+
+// Get returns the record with its present usage. It is no use of the sandbox:
+// looking does not keep it from being idle.
+func (n *Node) Get(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	e, err := n.get(id)
+	if err != nil {
+		return dsec.Sandbox{}, dsec.WithOp("edge.Get", id, err)
+	}
+	return n.view(ctx, e), nil
+}
+
+// List returns what f selects, newest first.
+func (n *Node) List(ctx context.Context, f dsec.Filter) ([]dsec.Sandbox, error) {
+	const op = "edge.List"
+	if f.Limit < 0 {
+		return nil, dsec.WithOp(op, "", dsec.Errorf(dsec.Invalid, "limit %d is negative", f.Limit))
+	}
+	end := -1
+	if f.After != "" {
+		e, err := n.get(f.After)
+		if err != nil {
+			return nil, dsec.WithOp(op, f.After, err)
+		}
+		n.mu.RLock()
+		end, _ = n.position(e.ord)
+		n.mu.RUnlock()
+	}
+	var found []*entry
+	n.mu.RLock()
+	if end < 0 || end > len(n.order) {
+		end = len(n.order)
+	}
+	for i := end - 1; i >= 0 && (f.Limit == 0 || len(found) < f.Limit); i-- {
+		if e := n.order[i]; e.matches(f) {
+			found = append(found, e)
+		}
+	}
+	n.mu.RUnlock()
+	out := make([]dsec.Sandbox, 0, len(found))
+	for _, e := range found {
+		if ctx.Err() != nil {
+			return nil, dsec.WithOp(op, "", context.Cause(ctx))
+		}
+		out = append(out, n.view(ctx, e))
+	}
+	return out, nil
+}
+
+// matches reports whether f selects e.
+func (e *entry) matches(f dsec.Filter) bool {
+	e.mu.Lock()
+	rec := e.rec
+	e.mu.Unlock()
+	spec := &rec.spec.spec
+	switch {
+	case f.State != "" && rec.state != f.State:
+		return false
+	case f.State == "" && !f.All && rec.state.Ended():
+		return false
+	case f.Job != "" && spec.Job != f.Job:
+		return false
+	}
+	for k, v := range f.Labels {
+		if have, ok := spec.Labels[k]; !ok || have != v {
+			return false
+		}
+	}
+	return true
+}
+
+// Extend moves the end of the sandbox's time to live; it counts as a use.
+func (n *Node) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Duration) (dsec.Sandbox, error) {
+	const op = "edge.Extend"
+	if ttl < dsec.MinTTL || ttl > dsec.MaxTTL {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, dsec.Errorf(dsec.Invalid, "ttl %v is not between %v and %v", ttl, dsec.MinTTL, dsec.MaxTTL))
+	}
+	e, _, err := n.begin(id)
+	if err != nil {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
+	}
+	defer e.finish()
+	expires := time.Now().Add(ttl).UnixNano()
+	over := false
+	err = n.append(change{Op: opExtended, ID: id, Expires: expires}, func() {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		if over = e.rec.state.Ended() || e.ending != nil; over {
+			return
+		}
+		r := *e.rec
+		r.expires = expires
+		e.rec = &r
+	})
+	if err == nil && over {
+		_, _, err = n.begin(id)
+	}
+	if err != nil {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
+	}
+	n.schedule(e)
+	return n.view(ctx, e), nil
+}
+
+// Stop ends the sandbox and returns once nothing of it is left. The end goes
+// on if the caller goes away.
+func (n *Node) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	const op = "edge.Stop"
+	e, err := n.get(id)
+	if err != nil {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
+	}
+	if end := n.end(e, judge(dsec.CauseUser, ""), somebodyWaits); end != nil {
+		select {
+		case <-end.done:
+			if end.err != nil {
+				return dsec.Sandbox{}, dsec.WithOp(op, id, end.err)
+			}
+		case <-ctx.Done():
+			return dsec.Sandbox{}, dsec.WithOp(op, id, context.Cause(ctx))
+		}
+	}
+	return n.view(ctx, e), nil
+}
+
+// Wait returns the record once the sandbox has ended.
+func (n *Node) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	const op = "edge.Wait"
+	e, err := n.get(id)
+	if err != nil {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
+	}
+	e.mu.Lock()
+	over := e.over
+	if !e.rec.state.Ended() && over == nil {
+		over = make(chan struct{})
+		e.over = over
+	}
+	e.mu.Unlock()
+	if over != nil {
+		select {
+		case <-over:
+		case <-ctx.Done():
+			return dsec.Sandbox{}, dsec.WithOp(op, id, context.Cause(ctx))
+		case <-n.life.Done():
+			return dsec.Sandbox{}, dsec.WithOp(op, id, errClosing)
+		}
+	}
+	return n.view(ctx, e), nil
+}
