@@ -41,19 +41,29 @@ func (g *gate) enter(ctx context.Context) error {
 	defer limit.Stop()
 	select {
 	case g.starts <- struct{}{}:
-		return nil
+		if !over(ctx) {
+			return nil
+		}
+		g.leave() // both happened at once
+		<-ctx.Done()
 	case <-limit.C:
 		return dsec.Errorf(dsec.Exhausted, "no start in %v: the node is starting as much as it can", g.wait)
 	case <-ctx.Done():
-		err := context.Cause(ctx)
-		if errors.Is(err, context.DeadlineExceeded) {
-			return dsec.Errorf(dsec.Exhausted, "no start before the call's deadline: the node is starting as much as it can")
-		}
-		return err
 	}
+	err := context.Cause(ctx)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return dsec.Errorf(dsec.Exhausted, "no start before the call's deadline: the node is starting as much as it can")
+	}
+	return err
 }
 
 func (g *gate) leave() { <-g.starts }
+
+// over reports whether ctx has ended or does so at this instant.
+func over(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
 
 // reserve counts one more living sandbox if the node may have it, and holds
 // Close back until the caller calls n.work.Done.

@@ -169,7 +169,7 @@ func roomy() edge.HostSample {
 
 // rig is a node on a synthetic host, with everything that outlives an edge.
 type rig struct {
-	t       *testing.T
+	t       testing.TB
 	key     dsec.IDKey
 	place   dsec.Place
 	boot    string
@@ -192,7 +192,7 @@ type rig struct {
 	adopted edge.AdoptedEvent
 }
 
-func newRig(t *testing.T, opt synthetic.Options) *rig {
+func newRig(t testing.TB, opt synthetic.Options) *rig {
 	t.Helper()
 	r := &rig{
 		t: t, place: dsec.Place{Node: 7, Epoch: 3}, boot: "boot-1", host: synthetic.New(opt),
@@ -225,6 +225,7 @@ func (r *rig) open() *edge.Node {
 
 func (r *rig) tryOpen() (*edge.Node, error) {
 	r.driver = r.host.Driver()
+	r.roots = &roots{} // of this process
 	cfg := edge.Config{
 		Name: "n7", Keys: &r.key, Place: r.place, Boot: r.boot, Drivers: []driver.Driver{r.driver},
 		Journal: r.journal, Names: r.names, Roots: r.roots, Host: r.figures,
@@ -281,7 +282,6 @@ func (r *rig) kill() {
 	r.mem.dead = false
 	r.mem.left = 0
 	r.mem.mu.Unlock()
-	r.roots.held = 0
 }
 
 func spec() dsec.Spec { return dsec.Spec{Environment: dsec.Environment{Base: "debian"}} }
@@ -315,7 +315,7 @@ func (r *rig) exec(id dsec.SandboxID, line string) string {
 }
 
 // wantKind fails unless err is of the kind.
-func wantKind(t *testing.T, what string, err error, kind dsec.ErrorKind) {
+func wantKind(t testing.TB, what string, err error, kind dsec.ErrorKind) {
 	t.Helper()
 	if err == nil || dsec.KindOf(err) != kind {
 		t.Fatalf("%s: error %v of kind %v, want kind %v", what, err, dsec.KindOf(err), kind)
@@ -344,7 +344,7 @@ func (r *rig) wantNothing() {
 }
 
 // eventually waits for a condition that other goroutines bring about.
-func eventually(t *testing.T, what string, cond func() bool) {
+func eventually(t testing.TB, what string, cond func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(10 * time.Second); !cond(); runtime.Gosched() {
 		if time.Now().After(deadline) {
