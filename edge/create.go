@@ -55,7 +55,7 @@ func (n *Node) Create(ctx context.Context, spec dsec.Spec, opt dsec.CreateOption
 		n.events.Refused(RefusedEvent{Kind: spec.Kind, Error: err, Took: time.Since(begin)})
 		return dsec.Sandbox{}, err
 	}
-	return n.view(ctx, e), nil
+	return n.glance(e), nil
 }
 
 func (n *Node) createOrFind(ctx context.Context, begin time.Time, spec dsec.Spec, opt dsec.CreateOptions) (*entry, error) {

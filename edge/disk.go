@@ -2,10 +2,9 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io/fs"
-	"path/filepath"
+	"os"
 	"syscall"
 	"time"
 
@@ -106,13 +105,20 @@ func MeasureUpper(ctx context.Context, m driver.Machine) (int64, error) {
 		return 0, nil
 	}
 	dir, _ := u.Upper()
+	// The workload may swap a folder for a link while it is walked: a Root does
+	// not follow it out of the layer.
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return 0, fmt.Errorf("measure writable layer: %w", err)
+	}
+	defer root.Close()
 	var total int64
 	linked := map[uint64]bool{} // inodes with several names
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		switch {
 		case ctx.Err() != nil:
 			return ctx.Err()
-		case errors.Is(err, fs.ErrNotExist) && path != dir:
+		case err != nil && path != ".":
 			return nil // the workload goes on meanwhile
 		case err != nil:
 			return err

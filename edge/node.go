@@ -238,7 +238,8 @@ func (n *Node) Run(ctx context.Context) error {
 	}
 	second := time.NewTicker(time.Second)
 	defer second.Stop()
-	var pruned time.Time
+	var pruned, maintained time.Time
+	pause := time.Duration(0)
 	for {
 		select {
 		case <-ctx.Done():
@@ -248,10 +249,19 @@ func (n *Node) Run(ctx context.Context) error {
 				pruned = now
 				n.prune(now)
 			}
-			n.maintain()
+			if now.Sub(maintained) < pause {
+				continue
+			}
+			maintained = now
+			if pause = min(2*pause+time.Second, maxPause); n.maintain() {
+				pause = 0
+			}
 		}
 	}
 }
+
+// maxPause is the longest pause between two attempts to write a checkpoint.
+const maxPause = time.Minute
 
 // Close ends the edge and leaves its machines running: creates under way fail
 // and leave nothing, ends under way are finished by the next Open. It may be

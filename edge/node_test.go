@@ -7,9 +7,11 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/driver/synthetic"
 	"github.com/dsec-go/dsec/edge"
 	"github.com/dsec-go/dsec/journal"
@@ -144,6 +146,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 	}{
 		"layers":  {func(r *rig) { r.roots.fail = boom }, dsec.Internal},
 		"start":   {func(r *rig) { r.host.Fail(synthetic.OpStart, 1, boom) }, dsec.Internal},
+		"full":    {func(r *rig) { r.host.Fail(synthetic.OpStart, 1, fmt.Errorf("mkdir: %w", syscall.ENOSPC)) }, dsec.Exhausted},
 		"started": {func(r *rig) { r.host.Fail(synthetic.OpStarted, 1, dsec.Errorf(dsec.Exhausted, "boom")) }, dsec.Exhausted},
 		"journal": {func(r *rig) { r.mem.setFail(boom) }, dsec.Unavailable},
 	} {
@@ -291,70 +294,6 @@ func TestKeyedCreateHappensOnce(t *testing.T) {
 		t.Errorf("repeated create of an ended sandbox gave %+v", sb)
 	}
 	r.close()
-}
-
-// A keyed create outlives the caller that began it while others wait for it,
-// and is undone when the last of them is gone.
-func TestKeyedCreateIsSharedByItsCallers(t *testing.T) {
-	r := newRig(t, synthetic.Options{})
-	r.open()
-	defer r.close()
-	begun, proceed := make(chan struct{}), make(chan struct{})
-	r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
-		close(begun)
-		select {
-		case <-proceed:
-			return nil
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-	})
-	first, leave := context.WithCancel(context.Background())
-	failed, made := make(chan error), make(chan dsec.Sandbox)
-	go func() {
-		_, err := r.node.Create(first, spec(), dsec.CreateOptions{Key: "k"})
-		failed <- err
-	}()
-	<-begun
-	waiting, leaveToo := context.WithCancel(context.Background())
-	defer leaveToo()
-	go func() {
-		sb, _ := r.node.Create(waiting, spec(), dsec.CreateOptions{Key: "k"})
-		made <- sb
-	}()
-	// The second has joined once another spec is refused as often as it likes;
-	// nothing tells so from outside, hence a third call that is known to have
-	// ended.
-	gone, cancel := context.WithCancel(context.Background())
-	cancel()
-	_, err := r.node.Create(gone, spec(), dsec.CreateOptions{Key: "k"})
-	wantKind(t, "create of a caller that is gone", err, dsec.Canceled)
-	close(proceed)
-	leave()
-	<-failed // canceled, or served: both happened at once
-	if sb := <-made; sb.State == dsec.Running && len(r.host.Machines()) != 1 {
-		t.Errorf("machines %v", r.host.Machines())
-	}
-
-	begun2 := make(chan struct{})
-	r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
-		close(begun2)
-		<-ctx.Done()
-		return ctx.Err()
-	})
-	n := len(r.host.Machines())
-	alone, leaveAlone := context.WithCancel(context.Background())
-	go func() {
-		_, err := r.node.Create(alone, spec(), dsec.CreateOptions{Key: "k2"})
-		failed <- err
-	}()
-	<-begun2
-	leaveAlone()
-	wantKind(t, "create whose only caller left", <-failed, dsec.Canceled)
-	sb := r.create(spec(), "k2") // waits until the first is undone
-	if sb.State != dsec.Running || len(r.host.Machines()) != n+1 {
-		t.Errorf("the repeated create gave %+v, machines %v", sb, r.host.Machines())
-	}
 }
 
 func TestListFiltersAndPages(t *testing.T) {
@@ -508,4 +447,33 @@ func TestCloseWhileCreating(t *testing.T) {
 		_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{Key: key})
 		wantKind(t, "create on a closed node", err, dsec.Unavailable)
 	}
+}
+
+// A driver whose machines do not call back is served by waiting for each.
+func TestMachineWithoutCallback(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.config = func(c *edge.Config) { c.Drivers = []driver.Driver{plainDriver{c.Drivers[0]}} }
+	n := r.open()
+	defer r.close()
+	a, b := r.create(spec(), ""), r.create(spec(), "")
+	r.host.Crash(a.ID, dsec.CauseOOM, "")
+	if got, err := n.Wait(t.Context(), a.ID); err != nil || got.Cause != dsec.CauseOOM {
+		t.Errorf("wait gave %+v, %v", got, err)
+	}
+	if got, err := n.Stop(t.Context(), b.ID); err != nil || got.Cause != dsec.CauseUser {
+		t.Errorf("stop gave %+v, %v", got, err)
+	}
+}
+
+// plainDriver hides the extra powers of another's machines.
+type plainDriver struct{ driver.Driver }
+
+type plainMachine struct{ driver.Machine }
+
+func (d plainDriver) Start(ctx context.Context, c driver.Config) (driver.Machine, error) {
+	m, err := d.Driver.Start(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	return plainMachine{m}, nil
 }

@@ -30,22 +30,25 @@ func (n *Node) append(c change, apply func()) error {
 }
 
 // maintain compacts a journal that has grown, and heals one that was broken:
-// a checkpoint holds also what could not be appended.
-func (n *Node) maintain() {
+// a checkpoint holds also what could not be appended. It reports false if that
+// was tried without success.
+func (n *Node) maintain() bool {
 	n.logMu.Lock()
 	grown := n.appended >= n.cfg.Compact
 	n.logMu.Unlock()
 	if !grown && !n.broken.Load() {
-		return
+		return true
 	}
-	if err := n.checkpoint(); err != nil {
+	err := n.checkpoint()
+	if err != nil {
 		n.events.JournalError(err)
 	}
+	return err == nil
 }
 
 // checkpoint replaces the journal's records by the table.
 func (n *Node) checkpoint() error {
-	begin, count := time.Now(), 0
+	begin, count, covered := time.Now(), 0, 0
 	wasBroken := n.broken.Load()
 	err := n.cfg.Journal.Checkpoint(func(add func([]byte) error) error {
 		type kept struct {
@@ -64,7 +67,7 @@ func (n *Node) checkpoint() error {
 			e.mu.Unlock()
 		}
 		tombs := n.tombs.list()
-		n.appended = 0
+		covered = n.appended
 		n.mu.RUnlock()
 		n.logMu.Unlock()
 
@@ -84,6 +87,9 @@ func (n *Node) checkpoint() error {
 	if err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
+	n.logMu.Lock()
+	n.appended -= covered
+	n.logMu.Unlock()
 	if wasBroken && n.broken.CompareAndSwap(true, false) {
 		n.events.JournalHeal()
 	}

@@ -409,3 +409,63 @@ func TestCallsOfAllServices(t *testing.T) {
 type zeros struct{}
 
 func (zeros) Read(b []byte) (int, error) { return len(b), nil }
+
+// A keyed create outlives the caller that began it while others wait for it,
+// and is undone when the last of them is gone.
+func TestKeyedCreateIsSharedByItsCallers(t *testing.T) {
+	inFakeTime(t, synthetic.Options{StartTime: time.Minute}, nil, func(t *testing.T, r *rig) {
+		begin := func() (leave func(), result chan error) {
+			ctx, cancel := context.WithCancel(t.Context())
+			result = make(chan error, 1)
+			go func() {
+				_, err := r.node.Create(ctx, spec(), dsec.CreateOptions{Key: "k"})
+				result <- err
+			}()
+			sleep(time.Second)
+			return cancel, result
+		}
+		leave, first := begin()
+		leaveToo, second := begin()
+		leave()
+		wantKind(t, "create of who left", <-first, dsec.Canceled)
+		_, third := begin()
+		other := spec()
+		other.Cwd = "/x"
+		_, err := r.node.Create(t.Context(), other, dsec.CreateOptions{Key: "k"})
+		wantKind(t, "another spec meanwhile", err, dsec.Conflict)
+		leaveToo()
+		wantKind(t, "create of who left", <-second, dsec.Canceled)
+		if err := <-third; err != nil {
+			t.Errorf("create of who stayed: %v", err)
+		}
+		if n := r.host.Calls(synthetic.OpStart); n != 1 {
+			t.Errorf("%d machines were started", n)
+		}
+		sb := r.create(spec(), "k")
+		if _, err := r.node.Stop(t.Context(), sb.ID); err != nil {
+			t.Fatal(err)
+		}
+	})
+	inFakeTime(t, synthetic.Options{}, nil, func(t *testing.T, r *rig) {
+		// The start takes a while to give up.
+		r.host.Intercept(synthetic.OpStarted, 1, func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(time.Second)
+			return ctx.Err()
+		})
+		ctx, leave := context.WithCancel(t.Context())
+		failed := make(chan error, 1)
+		go func() {
+			_, err := r.node.Create(ctx, spec(), dsec.CreateOptions{Key: "k"})
+			failed <- err
+		}()
+		synctest.Wait()
+		leave()
+		wantKind(t, "create whose only caller left", <-failed, dsec.Canceled)
+		begin := time.Now()
+		r.create(spec(), "k") // once the first is undone
+		if took := time.Since(begin); took != time.Second || len(r.host.Machines()) != 1 {
+			t.Errorf("the repeated create took %v, machines %v", took, r.host.Machines())
+		}
+	})
+}

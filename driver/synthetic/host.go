@@ -13,7 +13,8 @@
 // the next operation of a name.
 //
 // Invariants:
-//   - No lock is held while a fault, a callback or a delay runs.
+//   - No lock is held while a fault or a delay runs, and only the one that
+//     orders them while a subscriber is told of the running commands.
 //   - No goroutine exists per machine; callbacks of AfterDone run in the
 //     goroutine that ends the machine.
 //

@@ -18,6 +18,8 @@ type machine struct {
 	born   time.Time
 	done   chan struct{}
 
+	telling sync.Mutex // held while the subscriber is told, so that it is told in order
+
 	mu         sync.Mutex
 	ready      bool
 	ended      bool
@@ -144,6 +146,8 @@ func (m *machine) end(cause dsec.Cause, detail string) {
 
 // count changes the number of running commands and tells the subscriber.
 func (m *machine) count(by int) {
+	m.telling.Lock()
+	defer m.telling.Unlock()
 	m.mu.Lock()
 	m.activity.Running += by
 	if by < 0 {
