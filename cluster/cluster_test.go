@@ -1,0 +1,400 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/cluster"
+)
+
+// server is the etcd that tests share; each uses names of its own.
+var server *cluster.Embedded
+
+func TestMain(m *testing.M) {
+	os.Exit(run(m))
+}
+
+func run(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "cluster-test-")
+	if err != nil {
+		panic(err)
+	}
+	defer os.RemoveAll(dir)
+	if server, err = cluster.StartEmbedded(context.Background(), cluster.EmbeddedOptions{Dir: dir}); err != nil {
+		panic(err)
+	}
+	defer server.Close()
+	return m.Run()
+}
+
+func open(t testing.TB) *cluster.Cluster {
+	t.Helper()
+	c, err := cluster.Open(t.Context(), cluster.Options{Endpoints: server.Endpoints()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Close(); err != nil {
+			t.Errorf("close: %v", err)
+		}
+	})
+	return c
+}
+
+func wantKind(t *testing.T, err error, want dsec.ErrorKind) {
+	t.Helper()
+	if err == nil || dsec.KindOf(err) != want {
+		t.Errorf("error %v, want kind %v", err, want)
+	}
+}
+
+// eventually waits for what another replica or a lease brings about.
+func eventually(t *testing.T, what string, cond func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for !cond() {
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			t.Fatalf("%s does not come about", what)
+		}
+	}
+}
+
+// What was agreed on outlives the process, also in a folder with a path too long for a socket.
+func TestEmbedded(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), strings.Repeat("long", 30))
+	var key dsec.IDKey
+	for i := range 2 {
+		c, err := cluster.OpenEmbedded(t.Context(), dir, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := c.IDKey(t.Context())
+		if err != nil || got == (dsec.IDKey{}) {
+			t.Fatalf("key: %v", err)
+		}
+		if i == 0 {
+			key = got
+			err = c.Projects().Create(t.Context(), cluster.Project{Name: "kept"})
+		} else {
+			if got != key {
+				t.Error("the key changed")
+			}
+			_, err = c.Projects().Get("kept")
+		}
+		if err != nil {
+			t.Error(err)
+		}
+		if err := c.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if st, err := os.Stat(dir); err != nil || st.Mode().Perm() != 0o700 {
+		t.Errorf("folder: %v, %v", st.Mode(), err)
+	}
+}
+
+// The embedded etcd, which knows no passwords, opens no TCP port.
+func TestEmbeddedListensOnItsSocketOnly(t *testing.T) {
+	for _, table := range []string{"/proc/self/net/tcp", "/proc/self/net/tcp6"} {
+		b, err := os.ReadFile(table)
+		if err != nil {
+			continue // no IPv6
+		}
+		inodes := map[string]bool{}
+		for _, line := range strings.Split(string(b), "\n") {
+			if f := strings.Fields(line); len(f) > 9 && f[3] == "0A" {
+				inodes["socket:["+f[9]+"]"] = true
+			}
+		}
+		fds, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, fd := range fds {
+			if link, err := os.Readlink("/proc/self/fd/" + fd.Name()); err == nil && inodes[link] {
+				t.Errorf("%s: descriptor %s listens on TCP", table, fd.Name())
+			}
+		}
+	}
+}
+
+func TestUnreachable(t *testing.T) {
+	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if _, err := cluster.Open(ctx, cluster.Options{Endpoints: []string{"unix://" + l.Addr().String()}}); err == nil {
+		t.Error("open without a server succeeds")
+	} else if k := dsec.KindOf(err); k != dsec.Timeout && k != dsec.Unavailable {
+		t.Errorf("%v, want Timeout or Unavailable", err)
+	}
+}
+
+func TestKeyIsShared(t *testing.T) {
+	a, errA := open(t).IDKey(t.Context())
+	b, errB := open(t).IDKey(t.Context())
+	if errA != nil || errB != nil || a != b {
+		t.Errorf("two openings see two keys: %v, %v", errA, errB)
+	}
+}
+
+func TestTokens(t *testing.T) {
+	a, b := open(t), open(t)
+	ctx := t.Context()
+	want := dsec.Token{Name: "trainer", Project: cluster.DefaultProject, Rights: []dsec.Right{dsec.RightSandboxes, dsec.RightImages}}
+	secret, err := a.Tokens().Issue(ctx, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasPrefix(secret, "dsec_") || len(secret) < 30 {
+		t.Errorf("secret has the form of %.8s...", secret)
+	}
+	got, err := a.Tokens().Authenticate(secret) // at once
+	if err != nil || got.Created.IsZero() {
+		t.Fatalf("authenticate: %v, %v", got, err)
+	}
+	want.Created = got.Created
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("token %+v, want %+v", got, want)
+	}
+	eventually(t, "the token on the other replica", func() bool {
+		_, err := b.Tokens().Authenticate(secret)
+		return err == nil
+	})
+	list, err := b.Tokens().List(ctx)
+	if err != nil || len(list) != 1 || !reflect.DeepEqual(list[0], want) {
+		t.Errorf("list: %+v, %v", list, err)
+	}
+	for _, bad := range []string{"", "dsec_", secret[:len(secret)-1], secret + "a", strings.ToUpper(secret)} {
+		_, err := a.Tokens().Authenticate(bad)
+		wantKind(t, err, dsec.Unauthenticated)
+		if err != nil && bad != "" && strings.Contains(err.Error(), bad) {
+			t.Errorf("error %q repeats the secret", err)
+		}
+	}
+	_, err = b.Tokens().Issue(ctx, want)
+	wantKind(t, err, dsec.Exists)
+
+	if err := b.Tokens().Revoke(ctx, "trainer"); err != nil {
+		t.Fatal(err)
+	}
+	_, err = b.Tokens().Authenticate(secret)
+	wantKind(t, err, dsec.Unauthenticated)
+	eventually(t, "the revocation on the other replica", func() bool {
+		_, err := a.Tokens().Authenticate(secret)
+		return dsec.KindOf(err) == dsec.Unauthenticated
+	})
+	wantKind(t, a.Tokens().Revoke(ctx, "trainer"), dsec.NotFound)
+	again, err := a.Tokens().Issue(ctx, want)
+	if err != nil || again == secret {
+		t.Errorf("the name is not free again: %v", err)
+	}
+	if err := a.Tokens().Revoke(ctx, "trainer"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokenExpires(t *testing.T) {
+	c := open(t)
+	secret, err := c.Tokens().Issue(t.Context(), dsec.Token{Name: "short", Project: cluster.DefaultProject,
+		Rights: []dsec.Right{dsec.RightAdmin}, Expires: time.Now().Add(300 * time.Millisecond)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the expiry", func() bool {
+		_, err := c.Tokens().Authenticate(secret)
+		return dsec.KindOf(err) == dsec.Unauthenticated && err != nil
+	})
+	if err := c.Tokens().Revoke(t.Context(), "short"); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestTokenRefused(t *testing.T) {
+	c := open(t)
+	rights := []dsec.Right{dsec.RightAdmin}
+	for name, test := range map[string]struct {
+		token dsec.Token
+		kind  dsec.ErrorKind
+	}{
+		"no name":    {dsec.Token{Project: "default", Rights: rights}, dsec.Invalid},
+		"slash":      {dsec.Token{Name: "a/b", Project: "default", Rights: rights}, dsec.Invalid},
+		"no rights":  {dsec.Token{Name: "a", Project: "default"}, dsec.Invalid},
+		"no right":   {dsec.Token{Name: "a", Project: "default", Rights: []dsec.Right{"fly"}}, dsec.Invalid},
+		"no project": {dsec.Token{Name: "a", Project: "none", Rights: rights}, dsec.NotFound},
+		"past":       {dsec.Token{Name: "a", Project: "default", Rights: rights, Expires: time.Unix(1, 0)}, dsec.Invalid},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := c.Tokens().Issue(t.Context(), test.token)
+			wantKind(t, err, test.kind)
+		})
+	}
+}
+
+func TestProjects(t *testing.T) {
+	c := open(t)
+	ctx, p := t.Context(), c.Projects()
+	if pr, err := p.Get(cluster.DefaultProject); err != nil || pr.Name != cluster.DefaultProject {
+		t.Errorf("default project: %+v, %v", pr, err)
+	}
+	top := cluster.Project{Name: "top", Quota: cluster.Quota{Sandboxes: 10, Memory: 1 << 30}}
+	sub := cluster.Project{Name: "sub", Parent: "top", Quota: cluster.Quota{Sandboxes: 5, Memory: 1 << 20, MilliCPU: 7}}
+	wantKind(t, p.Create(ctx, sub), dsec.NotFound) // no parent yet
+	for _, pr := range []cluster.Project{top, sub} {
+		if err := p.Create(ctx, pr); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := p.Get(pr.Name); err != nil || got != pr {
+			t.Errorf("%+v, %v, want %+v", got, err, pr)
+		}
+	}
+	wantKind(t, p.Create(ctx, top), dsec.Exists)
+	for _, q := range []cluster.Quota{{Sandboxes: 11, Memory: 1}, {Sandboxes: 1}, {Sandboxes: -1}} {
+		wantKind(t, p.Create(ctx, cluster.Project{Name: "other", Parent: "top", Quota: q}), dsec.Invalid)
+		wantKind(t, p.SetQuota(ctx, "sub", q), dsec.Invalid)
+	}
+	wantKind(t, p.SetQuota(ctx, "top", cluster.Quota{Sandboxes: 4}), dsec.Invalid) // less than sub has
+	if err := p.SetQuota(ctx, "top", cluster.Quota{}); err != nil {
+		t.Error(err)
+	}
+	wantKind(t, p.Create(ctx, cluster.Project{Name: "A b"}), dsec.Invalid)
+	wantKind(t, p.Delete(ctx, cluster.DefaultProject), dsec.Invalid)
+	wantKind(t, p.Delete(ctx, "none"), dsec.NotFound)
+	wantKind(t, p.Delete(ctx, "top"), dsec.Conflict)
+	if _, err := c.Tokens().Issue(ctx, dsec.Token{Name: "of-sub", Project: "sub", Rights: []dsec.Right{dsec.RightAdmin}}); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, p.Delete(ctx, "sub"), dsec.Conflict)
+	if err := c.Tokens().Revoke(ctx, "of-sub"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []dsec.ProjectID{"sub", "top"} {
+		if err := p.Delete(ctx, name); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err := p.Get("top")
+	wantKind(t, err, dsec.NotFound)
+	for _, pr := range p.List() {
+		if pr.Name == "top" || pr.Name == "sub" {
+			t.Errorf("%s is still listed", pr.Name)
+		}
+	}
+}
+
+func entry(name, version, digest string) cluster.Entry {
+	return cluster.Entry{Image: dsec.Image{Name: name, Version: version, Digest: digest, Role: dsec.Base, Size: 42}, Creator: "me"}
+}
+
+func TestNames(t *testing.T) {
+	a, b := open(t), open(t)
+	ctx, n := t.Context(), a.Names()
+	for i, v := range []string{"9", "10", "2"} { // neither sorted as text nor as numbers
+		e := entry("lib/python", v, fmt.Sprintf("sha256:%d", i))
+		if err := n.Put(ctx, e); err != nil {
+			t.Fatal(err)
+		}
+		for _, ref := range []string{"lib/python", "lib/python@latest", "lib/python@" + v} {
+			if got, err := n.Resolve(ref); err != nil || !reflect.DeepEqual(got, e) {
+				t.Errorf("%s: %+v, %v, want %+v", ref, got, err, e)
+			}
+		}
+	}
+	if err := n.Put(ctx, entry("lib/python", "9", "sha256:0")); err != nil {
+		t.Errorf("same again: %v", err)
+	}
+	if got, err := n.Resolve("lib/python"); err != nil || got.Version != "2" {
+		t.Errorf("newest is %s, want 2: %v", got.Version, err)
+	}
+	wantKind(t, n.Put(ctx, entry("lib/python", "9", "sha256:other")), dsec.Exists)
+	other := entry("lib/python", "9", "sha256:0")
+	other.Role = dsec.Toolkit
+	wantKind(t, n.Put(ctx, other), dsec.Exists)
+	for _, e := range []cluster.Entry{
+		entry("", "1", "d"), entry("a", "", "d"), entry("a", "latest", "d"), entry("a", "1", ""),
+		entry("a@b", "1", "d"), entry("A", "1", "d"), entry("a", "1/2", "d"), entry("../a", "1", "d"),
+	} {
+		wantKind(t, n.Put(ctx, e), dsec.Invalid)
+	}
+	for _, ref := range []string{"", "lib", "lib/python@3", "lib/python@", "lib/python@9@9", "no@latest"} {
+		if ref == "lib/python@" {
+			continue // the same as without
+		}
+		_, err := n.Resolve(ref)
+		wantKind(t, err, dsec.NotFound)
+	}
+	if err := n.Put(ctx, entry("lib/python-dev", "1", "sha256:x")); err != nil {
+		t.Fatal(err)
+	}
+	// The other replica sees the same order.
+	eventually(t, "all names on the other replica", func() bool { return len(b.Names().List()) == 4 })
+	var refs []string
+	for _, e := range b.Names().List() {
+		refs = append(refs, e.Ref())
+	}
+	if got, want := strings.Join(refs, " "), "lib/python@2 lib/python@10 lib/python@9 lib/python-dev@1"; got != want {
+		t.Errorf("list %q, want %q", got, want)
+	}
+	// Deleting.
+	for _, step := range []struct{ del, newest string }{{"lib/python@10", "2"}, {"lib/python@latest", "9"}, {"lib/python", ""}} {
+		if err := n.Delete(ctx, step.del); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := n.Resolve("lib/python"); got.Version != step.newest || (err != nil) != (step.newest == "") {
+			t.Errorf("after %s the newest is %q, %v, want %q", step.del, got.Version, err, step.newest)
+		}
+		wantKind(t, n.Delete(ctx, "lib/python@10"), dsec.NotFound)
+	}
+	wantKind(t, n.Delete(ctx, "A b"), dsec.Invalid)
+	if _, err := n.Resolve("lib/python-dev"); err != nil {
+		t.Error(err)
+	}
+	// A name that was removed may stand for something else, and is then the newest.
+	if err := n.Put(ctx, entry("lib/python", "9", "sha256:other")); err != nil {
+		t.Error(err)
+	}
+}
+
+// Of many who put one name at the same time, those with one digest win and the others lose.
+func TestNamesRace(t *testing.T) {
+	c := open(t)
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	won := map[string]int{}
+	for i := range 12 {
+		wg.Go(func() {
+			digest := fmt.Sprintf("sha256:%d", i%3)
+			err := c.Names().Put(t.Context(), entry("race", "1", digest))
+			if err != nil && dsec.KindOf(err) != dsec.Exists {
+				t.Error(err)
+			}
+			if err == nil {
+				mu.Lock()
+				won[digest]++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	got, err := c.Names().Resolve("race@1")
+	if err != nil || len(won) != 1 || won[got.Digest] != 4 {
+		t.Errorf("won: %v, stands for %s, %v", won, got.Digest, err)
+	}
+}

@@ -1,0 +1,122 @@
+package cluster
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"slices"
+	"strings"
+	"time"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+
+	"github.com/dsec-go/dsec"
+)
+
+// secretPrefix lets people and scanners recognise a token.
+const secretPrefix = "dsec_"
+
+// Tokens issues, checks and revokes tokens. Only the SHA-256 of a secret is stored: the secret
+// is random enough that nothing slower is needed.
+type Tokens struct{ c *Cluster }
+
+var _ dsec.Tokens = Tokens{}
+
+// Tokens returns the tokens of the cluster.
+func (c *Cluster) Tokens() Tokens { return Tokens{c} }
+
+// Issue implements dsec.Tokens. Created is set here. The project must exist.
+func (t Tokens) Issue(ctx context.Context, tok dsec.Token) (secret string, err error) {
+	const op = "cluster.Issue"
+	if err := checkName(op, "token", tok.Name); err != nil {
+		return "", err
+	}
+	if len(tok.Rights) == 0 {
+		return "", failf(op, dsec.Invalid, "token %s has no rights", tok.Name)
+	}
+	for _, r := range tok.Rights {
+		if r != dsec.RightSandboxes && r != dsec.RightImages && r != dsec.RightAdmin {
+			return "", failf(op, dsec.Invalid, "token %s: no right is called %.80q", tok.Name, string(r))
+		}
+	}
+	now := time.Now().UTC()
+	if !tok.Expires.IsZero() && !tok.Expires.After(now) {
+		return "", failf(op, dsec.Invalid, "token %s expires in the past", tok.Name)
+	}
+	if _, err := t.c.Projects().Get(tok.Project); err != nil {
+		return "", dsec.WithOp(op, "", err)
+	}
+	tok.Created = now
+	secret = secretPrefix + strings.ToLower(rand.Text()+rand.Text())
+	h := hashSecret(secret)
+	ok, err := t.c.commit(ctx, op,
+		[]clientv3.Cmp{absent(keyNames + tok.Name), present(keyProjects + string(tok.Project))},
+		clientv3.OpPut(keyNames+tok.Name, h), clientv3.OpPut(keyTokens+h, encode(tok)))
+	if err != nil {
+		return "", err
+	}
+	if !ok {
+		return "", failf(op, dsec.Exists, "a token is called %s already, or its project has just gone", tok.Name)
+	}
+	return secret, nil
+}
+
+// List implements dsec.Tokens.
+func (t Tokens) List(context.Context) ([]dsec.Token, error) {
+	var list []dsec.Token
+	t.c.mirror.read(func(s *state) {
+		for _, tok := range s.tokens {
+			tok.Rights = slices.Clone(tok.Rights)
+			list = append(list, tok)
+		}
+	})
+	slices.SortFunc(list, func(a, b dsec.Token) int { return strings.Compare(a.Name, b.Name) })
+	return list, nil
+}
+
+// Revoke implements dsec.Tokens. The name is free afterwards.
+func (t Tokens) Revoke(ctx context.Context, name string) error {
+	const op = "cluster.Revoke"
+	if err := checkName(op, "token", name); err != nil {
+		return err
+	}
+	gctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	got, err := t.c.client.Get(gctx, keyNames+name)
+	if err != nil {
+		return fail(op, err)
+	}
+	if len(got.Kvs) == 0 {
+		return failf(op, dsec.NotFound, "no token is called %s", name)
+	}
+	ok, err := t.c.commit(ctx, op, []clientv3.Cmp{unchanged(keyNames+name, got.Kvs[0].ModRevision)},
+		clientv3.OpDelete(keyNames+name), clientv3.OpDelete(keyTokens+string(got.Kvs[0].Value)))
+	if err == nil && !ok {
+		err = failf(op, dsec.Conflict, "token %s changed meanwhile", name)
+	}
+	return err
+}
+
+// Authenticate returns what the bearer of a secret may do. It asks no one: see mirror.
+// The Rights are shared; they must not be changed.
+func (t Tokens) Authenticate(secret string) (dsec.Token, error) {
+	const op = "cluster.Authenticate"
+	h := hashSecret(secret)
+	var tok dsec.Token
+	var ok bool
+	t.c.mirror.read(func(s *state) { tok, ok = s.tokens[h] })
+	// The message is the same for all secrets that are not known, and holds nothing of them.
+	if !ok {
+		return dsec.Token{}, failf(op, dsec.Unauthenticated, "the token is not known")
+	}
+	if !tok.Expires.IsZero() && !time.Now().Before(tok.Expires) {
+		return dsec.Token{}, failf(op, dsec.Unauthenticated, "the token %s expired at %s", tok.Name, tok.Expires.Format(time.RFC3339))
+	}
+	return tok, nil
+}
+
+func hashSecret(secret string) string {
+	h := sha256.Sum256([]byte(secret))
+	return hex.EncodeToString(h[:])
+}
