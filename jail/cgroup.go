@@ -7,7 +7,6 @@ import (
 	"math"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -143,25 +142,19 @@ func (c *Cgroups) Slots() ([]string, error) {
 	return out, nil
 }
 
-// KillGuests ends the processes in the guests' groups, and on v2 in those of
-// all boxes, but for keep.
-func (c *Cgroups) KillGuests(keep []int) error {
-	dirs := []string{}
-	for k, root := range c.roots {
-		if k == "" || k == "pids" {
-			dirs = append(dirs, filepath.Join(root, guestsGroup))
-		}
+// KillGuests ends the processes in the guests' group, but for those that keep
+// says to.
+func (c *Cgroups) KillGuests(keep func(pid int) bool) error {
+	controller := "pids"
+	if c.v2 {
+		controller = ""
 	}
-	var errs []error
-	for _, d := range dirs {
-		errs = append(errs, killAll(d, keep))
-	}
-	return errors.Join(errs...)
+	return killAll(filepath.Join(c.roots[controller], guestsGroup), keep)
 }
 
 // killAll ends every process of a group, but for keep, and waits until the
 // kernel lists no other.
-func killAll(dir string, keep []int) error {
+func killAll(dir string, keep func(pid int) bool) error {
 	deadline := time.Now().Add(killTimeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
 		b, err := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
@@ -173,7 +166,7 @@ func killAll(dir string, keep []int) error {
 		}
 		left := 0
 		for _, f := range strings.Fields(string(b)) {
-			if p, err := strconv.Atoi(f); err == nil && p > 0 && !slices.Contains(keep, p) {
+			if p, err := strconv.Atoi(f); err == nil && p > 0 && (keep == nil || !keep(p)) {
 				unix.Kill(p, unix.SIGKILL) //nolint:errcheck // gone is as good
 				left++
 			}

@@ -433,13 +433,16 @@ func (d *Driver) sweep() error {
 // killStrangers ends guests that have no folder: an edge that died between the
 // fork of a shell and its first record left them.
 func (d *Driver) killStrangers() error {
-	keep := []int{d.holder.Pid()}
+	holder := d.holder.Pid()
 	d.mu.Lock()
+	guests := map[int]bool{}
 	for _, m := range d.machines {
-		keep = append(keep, m.shell.pid)
+		guests[m.shell.pid] = true
 	}
 	d.mu.Unlock()
-	return d.cgroups.KillGuests(keep)
+	return d.cgroups.KillGuests(func(pid int) bool {
+		return pid == holder || guests[pid] || guests[parent(pid)] // the last is a guest's reaper
+	})
 }
 
 // Close implements driver.Driver: shells without a sandbox end; if no sandbox

@@ -51,18 +51,24 @@ func readState(dir string) (state, error) {
 }
 
 // startTime is when a process began, in clock ticks since boot; 0 if it is gone.
-func startTime(pid int) uint64 {
+func startTime(pid int) uint64 { return statField(pid, 22) }
+
+// parent is a process's parent; 0 if it is gone.
+func parent(pid int) int { return int(statField(pid, 4)) }
+
+// statField reads one numeric field of /proc/PID/stat, as proc(5) numbers them.
+func statField(pid, n int) uint64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
 		return 0
 	}
-	// The command's name, in parentheses, may contain anything.
+	// The second field, a name in parentheses, may contain anything.
 	f := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-	if len(f) < 20 {
+	if len(f) < n-2 {
 		return 0
 	}
-	n, _ := strconv.ParseUint(string(f[19]), 10, 64)
-	return n
+	v, _ := strconv.ParseUint(string(f[n-3]), 10, 64)
+	return v
 }
 
 // openProcess gives a pidfd of the process, nil if it is gone or another
@@ -75,11 +81,12 @@ func openProcess(pid int, start uint64) *os.File {
 	if err != nil {
 		return nil
 	}
-	if startTime(pid) != start {
-		unix.Close(fd)
+	f := os.NewFile(uintptr(fd), "pidfd")
+	if startTime(pid) != start || waitPidfd(f, 0) == nil { // another, or a zombie
+		f.Close()
 		return nil
 	}
-	return os.NewFile(uintptr(fd), "pidfd")
+	return f
 }
 
 // slots is a set of taken numbers.

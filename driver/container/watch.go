@@ -92,16 +92,15 @@ func (w *watch) close() {
 func waitPidfd(pidfd *os.File, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for {
-		left := time.Until(deadline)
-		if left <= 0 {
-			return fmt.Errorf("process did not end within %v of SIGKILL", timeout)
-		}
-		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds())+1)
-		if err != nil && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if n > 0 {
+		left := max(time.Until(deadline), 0)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd.Fd()), Events: unix.POLLIN}}, int(left.Milliseconds()))
+		switch {
+		case n > 0:
 			return nil
+		case err != nil && !errors.Is(err, unix.EINTR):
+			return err
+		case left == 0:
+			return fmt.Errorf("process did not end within %v", timeout)
 		}
 	}
 }

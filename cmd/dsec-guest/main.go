@@ -1,0 +1,88 @@
+// Command dsec-guest is the small static program that runs sandboxes from the
+// inside. It has two modes, both started by package jail and never by a person:
+//
+//	dsec-guest hold   forks shells for the node; see jail.ServeHold
+//	dsec-guest init   the guest of one container: a shell, then its agent
+//
+// Thousands run on a node, so what it links counts: no net/http, no protobuf.
+//
+// Read next: packages jail and guest.
+package main
+
+import (
+	"fmt"
+	"net"
+	"os"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/guest"
+	"github.com/dsec-go/dsec/jail"
+)
+
+// listenFD is the inherited socket that an edge connects to.
+const listenFD = 3
+
+func main() {
+	mode := ""
+	if len(os.Args) == 2 {
+		mode = os.Args[1]
+	}
+	var err error
+	switch mode {
+	case "hold":
+		err = jail.ServeHold()
+	case "init":
+		err = serveBox()
+	case "version":
+		fmt.Println("dsec-guest", dsec.Version)
+	default:
+		err = fmt.Errorf("this program is started by dsec; see dsec --help")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "dsec-guest:", err)
+		os.Exit(1)
+	}
+}
+
+// serveBox is pid 1 of a container's outer pid namespace.
+func serveBox() error {
+	// A small heap is worth more than a fast one: most guests idle.
+	debug.SetGCPercent(25)
+	shell, err := jail.Prepare()
+	if err != nil {
+		return err
+	}
+	b, setup, err := shell.Receive(listenFD)
+	if err != nil {
+		return err
+	}
+	l, err := net.FileListener(os.NewFile(listenFD, "listener"))
+	if err != nil {
+		return err
+	}
+	agent := guest.New(guest.Options{Box: box{b}, Output: setup.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User})
+	return agent.Serve(l)
+}
+
+// box makes a jail.Box a guest.Box.
+type box struct{ *jail.Box }
+
+func (b box) Start(p guest.Process) (guest.Running, error) {
+	r, err := b.Box.Start(jail.Process{
+		Path: p.Path, Argv: p.Argv, Env: p.Env, Dir: p.Dir, UID: p.UID, GID: p.GID, Groups: p.Groups,
+		Stdin: p.Stdin, Stdout: p.Stdout, Stderr: p.Stderr, TTY: p.TTY,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return running{r}, nil
+}
+
+type running struct{ *jail.Running }
+
+func (r running) Wait() (guest.Exit, error) {
+	e, err := r.Running.Wait()
+	return guest.Exit{Code: e.Code, Signal: syscall.Signal(e.Signal), CPU: e.CPU, MaxRSS: e.MaxRSS}, err
+}

@@ -1,0 +1,99 @@
+package container_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/driver/container"
+	"github.com/dsec-go/dsec/driver/drivertest"
+)
+
+var guestBinary string
+
+func TestMain(m *testing.M) {
+	dir, err := os.MkdirTemp("", "dsec-guest")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	guestBinary = filepath.Join(dir, "dsec-guest")
+	build := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", guestBinary, "github.com/dsec-go/dsec/cmd/dsec-guest")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	build.Stderr = os.Stderr
+	code := 1
+	if err := build.Run(); err == nil {
+		code = m.Run()
+	}
+	os.RemoveAll(dir)
+	os.Exit(code)
+}
+
+func TestDriver(t *testing.T) {
+	dir := t.TempDir()
+	name := "dsec-test-" + strconv.Itoa(os.Getpid())
+	layer := drivertest.Root(t)
+	drivertest.Run(t, drivertest.Env{
+		Open: func(t *testing.T) driver.Driver {
+			t.Helper()
+			d, err := container.Open(container.Config{Dir: filepath.Join(dir, "m"), Guest: guestBinary, Name: name, Pool: 2, Log: os.Stderr})
+			if err != nil {
+				t.Fatal(err)
+			}
+			return d
+		},
+		Crash:   func(t *testing.T, d driver.Driver) { d.(*container.Driver).Crash() },
+		Root:    func(*testing.T) driver.Root { return driver.Root{Layers: []*os.File{layer}} },
+		Residue: func(t *testing.T) []string { return residue(t, dir, name) },
+	})
+}
+
+// residue lists processes named dsec-guest, control groups, mounts, files and
+// this process's descriptors.
+func residue(t *testing.T, dir, name string) []string {
+	t.Helper()
+	var out []string
+	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, p := range procs {
+		if b, _ := os.ReadFile(p); strings.HasPrefix(string(b), "dsec-guest\x00") {
+			exe, _ := os.Readlink(filepath.Join(filepath.Dir(p), "exe"))
+			if strings.HasPrefix(exe, filepath.Dir(guestBinary)) {
+				out = append(out, "process "+p)
+			}
+		}
+	}
+	for _, pattern := range []string{"/sys/fs/cgroup/*/" + name + "*", "/sys/fs/cgroup/" + name + "*"} {
+		groups, _ := filepath.Glob(pattern)
+		out = append(out, groups...)
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out = append(out, "mounts "+strconv.Itoa(strings.Count(string(mounts), "\n")))
+	filepath.WalkDir(filepath.Join(dir, "m"), func(p string, e os.DirEntry, err error) error {
+		if err == nil {
+			out = append(out, "file "+p)
+		}
+		return nil
+	})
+	fds, _ := os.ReadDir("/proc/self/fd")
+	for _, fd := range fds {
+		to, err := os.Readlink("/proc/self/fd/" + fd.Name())
+		if err != nil || strings.Contains(to, "eventpoll") && fd.Name() < "6" {
+			continue
+		}
+		out = append(out, "descriptor "+strings.TrimRight(to, "0123456789]"))
+	}
+	slices.Sort(out)
+	// The driver's own folders stay.
+	return slices.DeleteFunc(out, func(s string) bool {
+		return s == "file "+filepath.Join(dir, "m") || s == "file "+filepath.Join(dir, "m", "trash")
+	})
+}

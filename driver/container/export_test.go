@@ -1,0 +1,29 @@
+package container
+
+import "golang.org/x/sys/unix"
+
+// Crash lets go of everything as the end of the process would: shells stay,
+// machines stay, nothing is told.
+func (d *Driver) Crash() {
+	d.mu.Lock()
+	d.closed = true
+	for _, m := range d.machines {
+		m.client.Close()
+	}
+	d.mu.Unlock()
+	d.watch.close()
+	for _, s := range d.pool.close() {
+		s.pidfd.Close()
+	}
+	d.holder.Close()
+}
+
+// KillGuest ends a guest as a fault in it would, and returns when it is gone.
+func (m *machine) KillGuest() error {
+	f := openProcess(m.shell.pid, startTime(m.shell.pid))
+	defer f.Close()
+	if err := unix.Kill(m.shell.pid, unix.SIGKILL); err != nil {
+		return err
+	}
+	return waitPidfd(f, endTimeout)
+}
