@@ -35,11 +35,12 @@ var floors = map[string]int{
 
 	"web": 7, "compat/e2b": 7, "compat/docker": 7,
 
-	"cmd/dsec": 8, "cmd/dsec-guest": 8,
+	"cmd/dsec": 8, "cmd/dsec-guest": 8, "demo": 8, "bench": 8,
 }
 
 // neighbours are the imports between packages of one floor that are meant.
 var neighbours = map[string][]string{
+	"cmd/dsec":     {"bench", "demo"},
 	"client":       {"rpc", "rpc/dsecv1"},
 	"guest":        {"wire", "jail"},
 	"rpc":          {"rpc/dsecv1"},
