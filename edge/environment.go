@@ -25,16 +25,6 @@ func (e environment) digests() []string {
 	return d
 }
 
-// workspace gives the workspace's image, nil if there is none.
-func (e environment) workspace() *dsec.Image {
-	for i := range e.images {
-		if e.images[i].Role == dsec.Workspace {
-			return &e.images[i]
-		}
-	}
-	return nil
-}
-
 // resolve looks up every image of s. A name that is not there is NotFound, one
 // of another role or named twice Invalid.
 func (n *Node) resolve(ctx context.Context, s dsec.Spec) (environment, error) {

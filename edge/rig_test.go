@@ -3,6 +3,7 @@ package edge_test
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"runtime"
@@ -355,6 +356,10 @@ func eventually(t testing.TB, what string, cond func() bool) {
 
 // TestMain fails a package that leaves goroutines.
 func TestMain(m *testing.M) {
+	flag.Parse()
+	if flag.Lookup("test.fuzz").Value.String() != "" {
+		os.Exit(m.Run()) // the fuzzer keeps its own goroutines
+	}
 	before := runtime.NumGoroutine()
 	code := m.Run()
 	for deadline := time.Now().Add(5 * time.Second); code == 0 && runtime.NumGoroutine() > before; runtime.Gosched() {

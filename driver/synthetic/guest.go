@@ -20,9 +20,9 @@ type guest struct{ m *machine }
 
 var _ driver.Guest = guest{}
 
-func (g guest) Commands() dsec.Commands { return commands{g.m} }
-func (g guest) Files() dsec.Files       { return files{g.m} }
-func (g guest) Ports() dsec.Ports       { return ports{g.m} }
+func (g guest) Commands() dsec.Commands { return commands(g) }
+func (g guest) Files() dsec.Files       { return files(g) }
+func (g guest) Ports() dsec.Ports       { return ports(g) }
 
 // Activity counts what runs.
 func (g guest) Activity(ctx context.Context) (driver.Activity, error) {
