@@ -287,7 +287,7 @@ func (f files) Move(ctx context.Context, on dsec.Call, op dsec.FileOp, to string
 		to := f.absolute(to)
 		err := unix.Rename(t.path, to)
 		if errors.Is(err, unix.EXDEV) {
-			return moveAcross(ctx, t.path, to)
+			return moveAcross(ctx, t.id, t.path, to)
 		}
 		return err
 	})

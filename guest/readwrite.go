@@ -377,12 +377,17 @@ func finalTarget(p string) (final string, old *unix.Stat_t, err error) {
 
 // createTemp makes a file beside p.
 func createTemp(p string) (string, int, error) {
+	temp := tempName(p)
+	fd, err := unix.Open(temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
+	return temp, fd, err
+}
+
+// tempName gives a name beside p that nothing has.
+func tempName(p string) string {
 	dir, _ := path.Split(p)
 	var b [8]byte
 	rand.Read(b[:]) //nolint:errcheck // never fails
-	temp := dir + tempPrefix + hex.EncodeToString(b[:])
-	fd, err := unix.Open(temp, unix.O_RDWR|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o600)
-	return temp, fd, err
+	return dir + tempPrefix + hex.EncodeToString(b[:])
 }
 
 // copyTo is io.Copy with a buffer of the pool.
