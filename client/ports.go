@@ -32,7 +32,12 @@ func (s *ports) Dial(ctx context.Context, c dsec.Call, port int) (dsec.PortConn,
 	life, cancel := context.WithCancelCause(context.WithoutCancel(ctx)) // ends with Close
 	p := &conn{ports: s, id: a.GetConn(), to: t, life: life, cancel: cancel}
 	p.to.op = "client.Ports"
+	stop := context.AfterFunc(ctx, func() { cancel(context.Cause(ctx)) })
 	p.stream, err = s.rpc.Receive(s.headers(life, p.to), &dsecv1.PortsReceiveRequest{Conn: p.id})
+	if !stop() && err == nil {
+		p.stream.Close()
+		err = context.Cause(ctx)
+	}
 	if err != nil {
 		cancel(err) // what is left on the server ends as idle
 		return nil, rpc.CallError(ctx, t.op, t.sandbox, err)

@@ -32,6 +32,10 @@ func (s ports) Receive(ctx context.Context, req *dsecv1.PortsReceiveRequest, str
 	if err := c.receive(); err != nil {
 		return err
 	}
+	if err := stream.SendHeaders(); err != nil { // a quiet connection is received from at once
+		s.conns.drop(c)
+		return err
+	}
 	// Closing is the only way to end a Read.
 	stop := context.AfterFunc(ctx, func() { s.conns.drop(c) })
 	var msg dsecv1.PortsReceiveResponse
