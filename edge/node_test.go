@@ -356,6 +356,14 @@ func TestListFiltersAndPages(t *testing.T) {
 		r.close()
 		n = r.open()
 	}
+	s := spec()
+	s.Project = "p"
+	own := r.create(s, "").ID
+	r.create(spec(), "")
+	bound := dsec.WithCaller(t.Context(), dsec.Caller{Project: "p"})
+	if all, err := n.List(bound, dsec.Filter{Limit: 1}); err != nil || len(all) != 1 || all[0].ID != own {
+		t.Errorf("a caller of project p sees %+v, %v", all, err)
+	}
 	_, err := n.List(t.Context(), dsec.Filter{Limit: -1})
 	wantKind(t, "negative limit", err, dsec.Invalid)
 	_, err = n.List(t.Context(), dsec.Filter{After: "sbx"})
@@ -476,4 +484,83 @@ func (d plainDriver) Start(ctx context.Context, c driver.Config) (driver.Machine
 		return nil, err
 	}
 	return plainMachine{m}, nil
+}
+
+// Every call reaches the guest's method of its name, and its errors say which.
+func TestEachCallReachesItsMethod(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	sb := r.create(spec(), "")
+	ctx, on := t.Context(), dsec.Call{Sandbox: sb.ID}
+	c, f := r.node.Services().Commands, r.node.Services().Files
+	op := func(p string) dsec.FileOp { return dsec.FileOp{Path: p} }
+	exists := func(p string) bool { _, err := f.Stat(ctx, on, op(p)); return err == nil }
+
+	if err := f.Mkdir(ctx, on, op("/a"), 0o700); err != nil || !exists("/a") {
+		t.Errorf("mkdir: %v", err)
+	}
+	if err := f.Move(ctx, on, op("/a"), "/b"); err != nil || exists("/a") || !exists("/b") {
+		t.Errorf("move: %v", err)
+	}
+	if err := f.Chmod(ctx, on, op("/b"), 0o711); err != nil {
+		t.Errorf("chmod: %v", err)
+	}
+	if i, err := f.Stat(ctx, on, op("/b")); err != nil || i.Mode != 0o711 {
+		t.Errorf("stat after chmod: %+v, %v", i, err)
+	}
+	if err := f.Remove(ctx, on, op("/b")); err != nil || exists("/b") {
+		t.Errorf("remove: %v", err)
+	}
+	st, err := c.Start(ctx, on, dsec.Command{Shell: "hang", TTY: &dsec.WinSize{Rows: 1, Cols: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Resize(ctx, on, st.ID, dsec.WinSize{Rows: 3, Cols: 4}); err != nil {
+		t.Errorf("resize: %v", err)
+	}
+	if all, err := c.List(ctx, on); err != nil || len(all) != 1 || *all[0].Command.TTY != (dsec.WinSize{Rows: 3, Cols: 4}) {
+		t.Errorf("list: %+v, %v", all, err)
+	}
+	if err := c.Signal(ctx, on, st.ID, "TERM"); err != nil {
+		t.Errorf("signal: %v", err)
+	}
+	for o, err := range c.Attach(ctx, on, st.ID, 0) {
+		if err != nil || o.Status == nil || o.Status.Outcome != dsec.Signaled {
+			t.Errorf("attach: %+v, %v", o, err)
+		}
+	}
+	for want, err := range map[string]error{
+		"edge.Chown":   f.Chown(ctx, on, op("/"), "x"),
+		"edge.Symlink": f.Symlink(ctx, on, op("/l"), "x"),
+		"edge.Unpack":  f.Unpack(ctx, on, op("/"), strings.NewReader("")),
+		"edge.Pack":    second(f.Pack(ctx, on, op("/"))),
+		"edge.Signal":  c.Signal(ctx, on, "none", "TERM"),
+		"edge.Resize":  c.Resize(ctx, on, "none", dsec.WinSize{}),
+	} {
+		var e *dsec.Error
+		if !errors.As(err, &e) || e.Op != want || e.Sandbox != sb.ID || e.Kind != dsec.Unsupported && e.Kind != dsec.NotFound {
+			t.Errorf("%s answers %v", want, err)
+		}
+	}
+}
+
+func second[A any](_ A, err error) error { return err }
+
+// A machine that was started in vain and will not stop is stopped again.
+func TestDiscardedMachineThatWillNotStop(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	r.mem.setFail(errors.New("no space"))
+	r.host.Fail(synthetic.OpStop, 1, errors.New("boom"))
+	_, err := r.node.Create(t.Context(), spec(), dsec.CreateOptions{})
+	wantKind(t, "create", err, dsec.Unavailable)
+	if len(r.host.Machines()) != 1 {
+		t.Fatal("the stop did not fail")
+	}
+	r.mem.setFail(nil)
+	eventually(t, "it is stopped and its layers given back", func() bool {
+		return len(r.host.Machines()) == 0 && r.roots.count() == 0
+	})
 }

@@ -47,7 +47,8 @@ func (n *Node) Get(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error)
 	return n.view(ctx, e), nil
 }
 
-// List returns what f selects, newest first.
+// List returns what f selects, newest first. A caller in ctx sees those of its
+// project: asked here, a limit counts them alone and no others are measured.
 func (n *Node) List(ctx context.Context, f dsec.Filter) ([]dsec.Sandbox, error) {
 	const op = "edge.List"
 	if f.Limit < 0 {
@@ -63,13 +64,15 @@ func (n *Node) List(ctx context.Context, f dsec.Filter) ([]dsec.Sandbox, error) 
 		end, _ = n.position(e.ord)
 		n.mu.RUnlock()
 	}
+	caller, bound := dsec.CallerFrom(ctx)
+	bound = bound && !caller.Admin
 	var found []*entry
 	n.mu.RLock()
 	if end < 0 || end > len(n.order) {
 		end = len(n.order)
 	}
 	for i := end - 1; i >= 0 && (f.Limit == 0 || len(found) < f.Limit); i-- {
-		if e := n.order[i]; e.matches(f) {
+		if e := n.order[i]; e.matches(f) && (!bound || e.record().spec.spec.Project == caller.Project) {
 			found = append(found, e)
 		}
 	}
