@@ -5,6 +5,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 )
 
@@ -132,7 +133,7 @@ func (s Spec) Check() error {
 	if s.Network != NetworkNone {
 		return Errorf(Unsupported, "network %q: this build has only %q", clip(string(s.Network)), NetworkNone)
 	}
-	if s.Hostname != "" && !hostnameRE.MatchString(s.Hostname) {
+	if s.Hostname != "" && !hostnameRE().MatchString(s.Hostname) {
 		return Errorf(Invalid, "hostname %q is not 1 to 63 letters, digits and inner hyphens", clip(s.Hostname))
 	}
 	if err := CheckCwd(s.Cwd); err != nil {
@@ -144,15 +145,20 @@ func (s Spec) Check() error {
 	return checkLabels(s.Labels)
 }
 
+// Compiled when first used: a guest, of which a node has thousands, never does.
 var (
-	hostnameRE = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
-	imageRE    = regexp.MustCompile(`^[a-z0-9]+([._/-][a-z0-9]+)*(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?$`)
+	hostnameRE = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?$`)
+	})
+	imageRE = sync.OnceValue(func() *regexp.Regexp {
+		return regexp.MustCompile(`^[a-z0-9]+([._/-][a-z0-9]+)*(@[A-Za-z0-9][A-Za-z0-9._-]{0,127})?$`)
+	})
 )
 
 // CheckImageName reports whether s is "name" or "name@version": a name of
 // lower-case letters, digits and single . _ / - between them, up to 200 bytes.
 func CheckImageName(s string) error {
-	if len(s) > 200 || !imageRE.MatchString(s) {
+	if len(s) > 200 || !imageRE().MatchString(s) {
 		return Errorf(Invalid, "image name %q is not name or name@version (lower-case letters, digits, and . _ / - between them)", clip(s))
 	}
 	return nil
