@@ -45,7 +45,7 @@ test: deps build
 	@$(GO) test -v -timeout 12m ./... 2>&1 | awk -f .ci/report.awk
 
 demo: demo-deps build
-	@bin/dsec demo
+	@$(GO) run ./demo
 
 compare: compare-deps build
 	@bin/dsec bench compare
