@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"sync"
 	"syscall"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -24,6 +25,7 @@ const (
 // returns when it is told to or cannot go on.
 func ServeHold() error {
 	runtime.LockOSThread() // the mount namespace made here is this thread's
+	setName("dsec-hold")
 	unix.Umask(0)
 	if err := closeOnExec(); err != nil {
 		return err
@@ -69,6 +71,12 @@ func closeOnExec() error {
 		return fmt.Errorf("close descriptors on exec: %w", err)
 	}
 	return nil
+}
+
+// setName is what ps shows instead of the descriptor that was executed.
+func setName(name string) {
+	b := append([]byte(name), 0)
+	unix.Prctl(unix.PR_SET_NAME, uintptr(unsafe.Pointer(&b[0])), 0, 0, 0) //nolint:errcheck // for people only
 }
 
 // moveUp gives an inherited descriptor a number out of the way of those that a

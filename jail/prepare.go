@@ -34,6 +34,7 @@ func Prepare() (*Shell, error) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("make the guest undumpable: %w", err)
 	}
+	setName("dsec-guest")
 	if err := closeOnExec(); err != nil {
 		return nil, err
 	}

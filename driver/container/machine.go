@@ -32,7 +32,8 @@ type machine struct {
 	mu       sync.Mutex
 	stopping bool
 	frozen   bool
-	end      error // of the clean-up
+	after    []func() // called once done is closed
+	end      error    // of the clean-up
 	exit     driver.Exit
 }
 
@@ -110,8 +111,26 @@ func (m *machine) ended() {
 	if m.stopping {
 		m.exit.Cause, m.exit.Detail = dsec.CauseUser, ""
 	}
-	m.mu.Unlock()
+	after := m.after
 	close(m.done)
+	m.mu.Unlock()
+	for _, f := range after {
+		f()
+	}
+}
+
+// AfterDone calls f, in a goroutine of the driver's, once Done is closed: for
+// those who watch thousands of machines and would rather not wait in thousands
+// of goroutines.
+func (m *machine) AfterDone(f func()) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	select {
+	case <-m.done:
+		go f()
+	default:
+		m.after = append(m.after, f)
+	}
 }
 
 // detach lets go of a box that goes on without this process.
