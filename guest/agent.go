@@ -39,6 +39,8 @@ import (
 	"iter"
 	"net"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
@@ -80,7 +82,23 @@ type Agent struct {
 	activity dsec.Activity
 	news     chan struct{} // closed at the next change of activity
 	closed   bool
+	trim     *time.Timer
 	wg       sync.WaitGroup // of running commands
+}
+
+// A guest is idle for most of its life. So long after its last command it gives
+// back memory that a burst of work has left, if that is worth a collection.
+const (
+	trimAfter = 10 * time.Second
+	trimWorth = 1 << 20
+)
+
+func giveBack() {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	if m.HeapSys-m.HeapReleased > trimWorth {
+		debug.FreeOSMemory()
+	}
 }
 
 var _ wire.Handler = (*Agent)(nil)
@@ -150,6 +168,16 @@ func (a *Agent) changeActivity(n int) {
 	a.activity.Running += n
 	if n < 0 {
 		a.activity.Last = time.Now().UTC()
+	}
+	switch {
+	case a.activity.Running > 0:
+		if a.trim != nil {
+			a.trim.Stop()
+		}
+	case a.trim == nil:
+		a.trim = time.AfterFunc(trimAfter, giveBack)
+	default:
+		a.trim.Reset(trimAfter)
 	}
 	close(a.news)
 	a.news = make(chan struct{})
@@ -224,6 +252,11 @@ func (a *Agent) Close() error {
 		c.kill(dsec.Signaled) //nolint:errcheck // it has ended then
 	}
 	a.wg.Wait()
+	a.mu.Lock()
+	if a.trim != nil {
+		a.trim.Stop()
+	}
+	a.mu.Unlock()
 	a.arena.close()
 	return nil
 }

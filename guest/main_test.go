@@ -238,3 +238,6 @@ func eventually(t testing.TB, what string, f func() bool) {
 		}
 	}
 }
+
+func mountTmpfs(dir, opt string) error { return unix.Mount("tmpfs", dir, "tmpfs", 0, opt) }
+func unmount(dir string)               { unix.Unmount(dir, unix.MNT_DETACH) }
