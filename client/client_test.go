@@ -2,6 +2,7 @@ package client_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -36,16 +37,21 @@ func leaks(fds int) int {
 	deadline := time.Now().Add(5 * time.Second)
 	for {
 		buf := make([]byte, 1<<20)
-		stacks := string(buf[:runtime.Stack(buf, true)])
-		n := strings.Count(stacks, "github.com/dsec-go") + strings.Count(stacks, "net/http.")
-		if n <= 1 && descriptors() <= fds+2 { // the poller's own
+		n := 0
+		all := strings.Split(string(buf[:runtime.Stack(buf, true)]), "\n\n")
+		for _, g := range all[1:] { // the first is this one
+			if strings.Contains(g, "dsec-go/") || strings.Contains(g, "net/http.") {
+				n++
+			}
+		}
+		if n == 0 && descriptors() <= fds+2 { // the poller's own
 			return 0
 		}
 		if time.Now().After(deadline) {
-			println("left behind:", descriptors()-fds, "descriptors and", n, "frames\n", stacks)
+			fmt.Println("left behind:", descriptors()-fds, "descriptors,", n, "goroutines\n", strings.Join(all, "\n\n"))
 			return 1
 		}
-		runtime.Gosched()
+		<-time.After(10 * time.Millisecond)
 	}
 }
 

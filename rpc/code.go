@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"net"
+	"net/http"
 	"strings"
 
 	"connectrpc.com/connect/v2"
+	"connectrpc.com/connect/v2/connecthttp"
 	"connectrpc.com/connect/v2/connectproto"
 	"google.golang.org/protobuf/proto"
 
@@ -175,4 +177,13 @@ func decodeInfo(e *dsec.Error, ce *connect.Error) {
 func NotSent(err error) bool {
 	op, ok := errors.AsType[*net.OpError](err)
 	return ok && op.Op == "dial"
+}
+
+var errorWriter = connecthttp.NewErrorWriter(connecthttp.WithCodecs(binaryCodec, jsonCodec))
+
+// WriteError answers r with err, in the form that its protocol has for errors.
+// It is for what stands in front of a Handler.
+func WriteError(w http.ResponseWriter, r *http.Request, request string, err error) {
+	w.Header()[HeaderRequest] = []string{request}
+	_ = errorWriter.Write(w, r, WireError(request, err)) // the caller is gone if it fails
 }

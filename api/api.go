@@ -1,0 +1,219 @@
+// Package api is the front door: it checks who calls, finds the node that a
+// sandbox lives on, and relays. It keeps nothing, so any number of replicas
+// serve one cluster.
+//
+// What it does not do: it decodes no body of a call that is for a sandbox, it
+// places nothing by itself (Placement does), and it knows no telemetry (Events
+// tells who wants to know).
+//
+// The way of a call: request id, overload gate, token, right. Then by what it
+// is for:
+//
+//	a sandbox        its ID is decoded; the node's handler serves it, in this
+//	                 process or behind a streaming proxy
+//	Create, List     Placement names the nodes; a full one is passed over
+//	the rest         served here
+//
+// Invariants:
+//   - No call but /healthz and the metrics passes without a token.
+//   - Who calls travels in the context as a dsec.Caller, and to a node of
+//     another process in headers that count only beside the cluster's secret.
+//     Whoever sends such headers from outside is not believed.
+//   - An ID with a wrong tag is NotFound without asking anybody.
+//   - Beyond MaxInFlight calls the answer is Exhausted at once.
+//
+// Read next: package rpc, then router.go.
+package api
+
+import (
+	"context"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/rpc"
+)
+
+// Authenticator knows the tokens.
+type Authenticator interface {
+	// Authenticate gives the token of a secret; Unauthenticated for one that is
+	// unknown, revoked or expired.
+	Authenticate(ctx context.Context, secret string) (dsec.Token, error)
+}
+
+// Config says what a front door stands before. Auth, Key and Nodes are required.
+type Config struct {
+	Auth  Authenticator
+	Key   *dsec.IDKey
+	Nodes Placement
+
+	// Services that are served here; its Sandboxes, Commands, Files and Ports
+	// are not looked at. What is nil answers Unsupported.
+	Local dsec.Services
+
+	RPC         rpc.Options
+	Metrics     http.Handler // at /metrics, without a token; none when nil
+	MaxInFlight int          // calls at a time; default DefaultInFlight
+	Events      Events
+}
+
+// DefaultInFlight is how many calls are served at a time by default. Most of
+// them wait: a replica for 5,000 busy sandboxes has that many attached.
+const DefaultInFlight = 32768
+
+// Events tells of what happens. A nil callback is not called; each must be
+// quick and safe for concurrent use.
+type Events struct {
+	Access func(Access) // after each call
+}
+
+// Access is one call as it went.
+type Access struct {
+	Request   string
+	Procedure string // "/dsec.v1.Commands/Run", or another path
+	Sandbox   dsec.SandboxID
+	Token     string
+	Project   dsec.ProjectID
+	Status    int // of HTTP; a stream that failed on the way has 200
+	Sent      int64
+	Took      time.Duration
+}
+
+// Handler is the front door.
+type Handler struct {
+	cfg      Config
+	local    http.Handler
+	inFlight atomic.Int64
+}
+
+// New gives the front door of c.
+func New(c Config) *Handler {
+	if c.MaxInFlight == 0 {
+		c.MaxInFlight = DefaultInFlight
+	}
+	local := c.Local
+	local.Sandboxes = router{c.Key, c.Nodes}
+	local.Commands, local.Files, local.Ports = nil, nil, nil
+	return &Handler{cfg: c, local: rpc.Handler(local, c.RPC)}
+}
+
+// InFlight is how many calls are being served.
+func (h *Handler) InFlight() int { return int(h.inFlight.Load()) }
+
+// ServeHTTP serves one call.
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Path == "/healthz":
+		healthz(w)
+		return
+	case r.URL.Path == "/metrics" && h.cfg.Metrics != nil:
+		h.cfg.Metrics.ServeHTTP(w, r)
+		return
+	}
+	a := Access{Request: rpc.RequestIDOr(r.Header.Get(rpc.HeaderRequest)), Procedure: r.URL.Path}
+	begin := time.Now()
+	rec := &recorder{ResponseWriter: w}
+	if h.cfg.Events.Access != nil {
+		defer func() {
+			a.Status, a.Sent, a.Took = max(rec.status, 0), rec.sent, time.Since(begin)
+			h.cfg.Events.Access(a)
+		}()
+	}
+	defer h.inFlight.Add(-1)
+	if h.inFlight.Add(1) > int64(h.cfg.MaxInFlight) {
+		rpc.WriteError(rec, r, a.Request, dsec.Errorf(dsec.Exhausted, "the server has %d calls in hand", h.cfg.MaxInFlight))
+		return
+	}
+	next, r, err := h.admit(r, &a)
+	if err != nil {
+		rpc.WriteError(rec, r, a.Request, err)
+		return
+	}
+	next.ServeHTTP(rec, r)
+}
+
+// admit checks who calls and finds who serves. The request that it gives
+// carries the caller and no secret.
+func (h *Handler) admit(r *http.Request, a *Access) (http.Handler, *http.Request, error) {
+	secret, ok := strings.CutPrefix(r.Header.Get(rpc.HeaderAuth), "Bearer ")
+	if !ok || secret == "" {
+		return nil, r, dsec.Errorf(dsec.Unauthenticated, "no token: header %s is not \"Bearer TOKEN\"", rpc.HeaderAuth)
+	}
+	token, err := h.cfg.Auth.Authenticate(r.Context(), secret)
+	if err != nil {
+		return nil, r, err
+	}
+	a.Token, a.Project = token.Name, token.Project
+	if err := allowed(token, r.URL.Path); err != nil {
+		return nil, r, err
+	}
+	ctx := dsec.WithCaller(r.Context(), dsec.Caller{Project: token.Project, Token: token.Name, Admin: has(token, dsec.RightAdmin)})
+	r2 := r.WithContext(ctx)
+	r2.Header = r.Header.Clone()
+	for _, name := range []string{rpc.HeaderAuth, headerPeer, headerProject, headerToken, headerAdmin} {
+		r2.Header.Del(name)
+	}
+	r2.Header.Set(rpc.HeaderRequest, a.Request)
+	if !forSandbox(r.URL.Path) {
+		return h.local, r2, nil
+	}
+	a.Sandbox = dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox))
+	if a.Sandbox == "" {
+		return nil, r, dsec.Errorf(dsec.Invalid, "no sandbox is named: header %s is missing", rpc.HeaderSandbox)
+	}
+	node, err := h.cfg.find(a.Sandbox)
+	if err != nil {
+		return nil, r, err
+	}
+	return node.Handler, r2, nil
+}
+
+func (c *Config) find(id dsec.SandboxID) (Node, error) { return router{c.Key, c.Nodes}.node(id) }
+
+func healthz(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write([]byte(`{"status":"ok","version":"` + dsec.Version + `"}` + "\n"))
+}
+
+// recorder notes what was answered. It passes flushes on, which streams need.
+type recorder struct {
+	http.ResponseWriter
+	status int
+	sent   int64
+}
+
+func (r *recorder) WriteHeader(status int) {
+	if r.status == 0 {
+		r.status = status
+	}
+	r.ResponseWriter.WriteHeader(status)
+}
+
+func (r *recorder) Write(p []byte) (int, error) {
+	if r.status == 0 {
+		r.status = http.StatusOK
+	}
+	n, err := r.ResponseWriter.Write(p)
+	r.sent += int64(n)
+	return n, err
+}
+
+// Flush implements http.Flusher.
+func (r *recorder) Flush() {
+	if f, ok := r.ResponseWriter.(http.Flusher); ok {
+		f.Flush()
+	}
+}
+
+// Unwrap lets http.ResponseController reach the connection.
+func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
+
+// AuthFunc is a function as an Authenticator.
+type AuthFunc func(ctx context.Context, secret string) (dsec.Token, error)
+
+// Authenticate calls f.
+func (f AuthFunc) Authenticate(ctx context.Context, secret string) (dsec.Token, error) {
+	return f(ctx, secret)
+}
