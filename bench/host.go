@@ -57,6 +57,28 @@ func removeGroup(root string) error {
 	return nil
 }
 
+// unmountBelow detaches every mount below dir, the last made first.
+func unmountBelow(dir string) error {
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var at []string
+	for line := range strings.Lines(string(b)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") {
+			at = append(at, f[4])
+		}
+	}
+	slices.Reverse(at)
+	var errs []error
+	for _, p := range at {
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) {
+			errs = append(errs, fmt.Errorf("unmount %s: %w", p, err))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 // meminfo gives /proc/meminfo in bytes.
 func meminfo() (map[string]int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")

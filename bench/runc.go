@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,11 +121,14 @@ func runcConfig(spec []byte, group string, n int) ([]byte, error) {
 	return json.Marshal(c)
 }
 
-func (r *runc) create(ctx context.Context, n int) error {
+func (r *runc) create(ctx context.Context, n int) ([]dsec.Stage, error) {
+	begin := time.Now()
 	if err := r.run(ctx, nil, "create", "--bundle", r.bundle(n), r.id(n)); err != nil {
-		return err
+		return nil, err
 	}
-	return r.run(ctx, nil, "start", r.id(n))
+	created := time.Since(begin)
+	err := r.run(ctx, nil, "start", r.id(n))
+	return []dsec.Stage{{Name: "runc create", Took: created}, {Name: "runc start", Took: time.Since(begin) - created}}, err
 }
 
 func (r *runc) exec(ctx context.Context, n int, out io.Writer, argv ...string) error {
@@ -135,11 +139,7 @@ func (r *runc) destroy(ctx context.Context, n int) error {
 	if err := r.run(ctx, nil, "delete", "--force", r.id(n)); err != nil {
 		return err
 	}
-	return r.discard(n)
-}
-
-func (r *runc) discard(n int) error {
-	if err := unix.Unmount(r.rootfs(n), unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+	if err := unix.Unmount(r.rootfs(n), unix.MNT_DETACH); err != nil {
 		return fmt.Errorf("unmount root of runc box: %w", err)
 	}
 	return os.RemoveAll(r.bundle(n))
@@ -153,13 +153,7 @@ func (r *runc) close() error {
 	for _, s := range states {
 		errs = append(errs, r.run(ctx, nil, "delete", "--force", s.Name()))
 	}
-	bundles, _ := filepath.Glob(filepath.Join(r.dir, "[0-9]*"))
-	for _, b := range bundles {
-		if n, err := strconv.Atoi(filepath.Base(b)); err == nil {
-			errs = append(errs, r.discard(n))
-		}
-	}
-	return errors.Join(append(errs, removeGroups(r.group))...)
+	return errors.Join(append(errs, removeGroups(r.group), unmountBelow(r.dir), os.RemoveAll(r.dir))...)
 }
 
 // run executes runc. A box started by create inherits its output, so that is
