@@ -409,12 +409,29 @@ func (g *Group) Freeze(ctx context.Context) error {
 	}
 }
 
-// Thaw lets the workload go on.
+// Thaw lets the workload go on, also those of its commands that a guest froze
+// to kill them and died.
 func (g *Group) Thaw() error {
+	dir, file, thawed := g.path("freezer"), "freezer.state", "THAWED"
 	if g.c.v2 {
-		return writeFile(g.path("", "work", "cgroup.freeze"), "0")
+		dir, file, thawed = g.path("", "work"), "cgroup.freeze", "0"
 	}
-	return writeFile(g.path("freezer", "freezer.state"), "THAWED")
+	if err := writeFile(filepath.Join(dir, file), thawed); err != nil {
+		return fmt.Errorf("thaw: %w", err)
+	}
+	commands, err := os.ReadDir(dir)
+	if err != nil {
+		return fmt.Errorf("thaw: %w", err)
+	}
+	for _, c := range commands {
+		if c.IsDir() {
+			err := writeFile(filepath.Join(dir, c.Name(), file), thawed)
+			if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
+				return fmt.Errorf("thaw %s: %w", c.Name(), err)
+			}
+		}
+	}
+	return nil
 }
 
 // KillAll ends what is left of a workload whose guest is gone.

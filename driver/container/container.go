@@ -71,6 +71,9 @@ type Driver struct {
 	filter  []byte
 	pool    *pool
 
+	stop     chan struct{} // closed by Close
+	sweeping sync.WaitGroup
+
 	mu       sync.Mutex
 	slots    slots
 	machines map[int]*machine // by slot
@@ -100,7 +103,7 @@ func Open(c Config) (*Driver, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &Driver{config: c, cgroups: cgroups, watch: w, filter: filter, machines: map[int]*machine{}}
+	d := &Driver{config: c, cgroups: cgroups, watch: w, filter: filter, stop: make(chan struct{}), machines: map[int]*machine{}}
 	d.holder, err = jail.OpenHolder(jail.HolderConfig{
 		Socket: filepath.Join(c.Dir, "hold.sock"), Guest: c.Guest, Log: c.Log, Join: cgroups.JoinGuests,
 	})
@@ -109,6 +112,7 @@ func Open(c Config) (*Driver, error) {
 		return nil, err
 	}
 	d.pool = newPool(c.Pool, d.newShell)
+	d.sweeping.Go(d.sweepStuck)
 	return d, nil
 }
 
@@ -185,13 +189,40 @@ func (d *Driver) makeShell(s *shell) error {
 	return writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)})
 }
 
+// kill sends SIGKILL to the guest, pid 1 of the box's outer pid namespace, and
+// returns once gone is closed, or given up. A v1 freezer holds back even
+// SIGKILL, and the guest may die between freezing a command and thawing it, so
+// what is frozen is thawed until the kernel is done.
+func (s *shell) kill(gone, giveUp <-chan struct{}) error {
+	if err := unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
+		return fmt.Errorf("kill guest: %w", err)
+	}
+	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+		select {
+		case <-gone:
+			return nil
+		case <-giveUp:
+			return nil
+		case <-time.After(pause):
+			s.group.Thaw() //nolint:errcheck // may be gone by now
+		}
+	}
+}
+
 // destroy ends whatever there is of a box and frees its slot. Its order is the
 // package's invariant.
 func (d *Driver) destroy(s *shell) error {
 	var errs []error
 	if s.pidfd != nil {
-		unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0) //nolint:errcheck // gone is as good
-		errs = append(errs, waitPidfd(s.pidfd, endTimeout))
+		gone, giveUp := make(chan struct{}), make(chan struct{})
+		go func() {
+			defer close(giveUp)
+			if err := waitPidfd(s.pidfd, endTimeout); err == nil {
+				close(gone)
+			}
+		}()
+		errs = append(errs, s.kill(gone, giveUp))
+		<-giveUp
 		s.pidfd.Close()
 	}
 	return errors.Join(append(errs, d.clean(s))...)
@@ -445,6 +476,32 @@ func (d *Driver) killStrangers() error {
 	})
 }
 
+// sweepEvery is how often guests are looked at that died without an end.
+const sweepEvery = 10 * time.Second
+
+// sweepStuck frees boxes whose guest died by itself while a command of theirs
+// was frozen: the kernel cannot finish them, and their pidfd stays silent.
+func (d *Driver) sweepStuck() {
+	for {
+		select {
+		case <-d.stop:
+			return
+		case <-time.After(sweepEvery):
+		}
+		d.mu.Lock()
+		ms := make([]*machine, 0, len(d.machines))
+		for _, m := range d.machines {
+			ms = append(ms, m)
+		}
+		d.mu.Unlock()
+		for _, m := range ms {
+			if zombie(m.shell.pid) {
+				m.shell.group.Thaw() //nolint:errcheck // may be gone by now
+			}
+		}
+	}
+}
+
 // Close implements driver.Driver: shells without a sandbox end; if no sandbox
 // is left, the holder and the control groups go too.
 func (d *Driver) Close() error {
@@ -459,6 +516,8 @@ func (d *Driver) Close() error {
 		m.detach()
 	}
 	d.mu.Unlock()
+	close(d.stop)
+	d.sweeping.Wait()
 	var errs []error
 	for _, s := range d.pool.close() {
 		errs = append(errs, d.destroy(s))

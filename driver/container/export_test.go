@@ -11,6 +11,8 @@ func (d *Driver) Crash() {
 		m.client.Close()
 	}
 	d.mu.Unlock()
+	close(d.stop)
+	d.sweeping.Wait()
 	d.watch.close()
 	for _, s := range d.pool.close() {
 		s.pidfd.Close()

@@ -8,8 +8,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/wire"
@@ -73,18 +71,13 @@ func (m *machine) Stop(ctx context.Context) error {
 		return m.endError()
 	default:
 	}
-	if err := unix.PidfdSendSignal(int(m.shell.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
-		return fmt.Errorf("kill guest: %w", err)
-	}
-	// A v1 freezer holds back even SIGKILL, and the box may have been frozen by
-	// an earlier edge.
-	if err := m.shell.group.Thaw(); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("thaw: %w", err)
+	if err := m.shell.kill(m.done, ctx.Done()); err != nil {
+		return err
 	}
 	select {
 	case <-m.done:
 		return m.endError()
-	case <-ctx.Done():
+	default:
 		return fmt.Errorf("wait for the end of the box: %w", ctx.Err())
 	}
 }

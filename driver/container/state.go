@@ -56,6 +56,13 @@ func startTime(pid int) uint64 { return statField(pid, 22) }
 // parent is a process's parent; 0 if it is gone.
 func parent(pid int) int { return int(statField(pid, 4)) }
 
+// zombie reports whether a process has ended without being collected.
+func zombie(pid int) bool {
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	i := bytes.LastIndexByte(b, ')')
+	return err == nil && i+2 < len(b) && b[i+2] == 'Z'
+}
+
 // statField reads one numeric field of /proc/PID/stat, as proc(5) numbers them.
 func statField(pid, n int) uint64 {
 	b, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")

@@ -322,7 +322,7 @@ func testTimeout(t *testing.T, e Env) {
 		if r := sh(t, m, "pgrep sleep"); r.Code == 0 {
 			t.Errorf("processes are left: %q", r.Out)
 		}
-		if r := sh(t, m, "i=0; while [ $i -lt 2000 ]; do /bin/true & i=$((i+1)); done; wait; cat /proc/[0-9]*/stat | grep -c ' Z '"); string(r.Out) != "0\n" {
+		if r := sh(t, m, "i=0; while [ $i -lt 500 ]; do /bin/true & i=$((i+1)); done; wait; cat /proc/[0-9]*/stat | grep -c ' Z '"); string(r.Out) != "0\n" {
 			t.Errorf("zombies: %q", r.Out)
 		}
 	})
