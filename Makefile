@@ -36,7 +36,7 @@ demo-deps:
 	$(call install,mmdebstrap python3)
 
 compare-deps:
-	$(call install,runc podman)
+	$(call install,runc podman gcc libc6-dev)
 
 # Each package is shown in one line, a failed one with all it printed. Under
 # CI=true a test that skipped fails the run: a missing feature is a fault there.

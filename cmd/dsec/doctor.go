@@ -1,21 +1,33 @@
 package main
 
 import (
-	"context"
+	"os"
 
 	"github.com/dsec-go/dsec"
 )
 
 // doctorCmd shows what the host can do.
-type doctorCmd struct{ outputFlags }
+type doctorCmd struct {
+	Data string `help:"Folder on the file system that a node would use; probes are written there and removed (default the temporary one)." placeholder:"DIR"`
+	outputFlags
+}
 
-// Run probes this host; no server is needed. The exit status is 1 if sandboxes
-// cannot run here at all.
-func (c *doctorCmd) Run(ctx context.Context, a *app) error {
-	list := features(ctx)
+// Run probes this host; no server is needed.
+func (c *doctorCmd) Run(a *app) error {
+	dir := c.Data
+	if dir == "" {
+		dir = os.TempDir()
+	}
+	list := hostFeatures(dir)
 	if c.JSON {
 		return a.json(list)
 	}
+	return a.table(featureRows(list)...)
+}
+
+// featureRows gives one row a feature; what an absence costs is shown where it
+// is absent.
+func featureRows(list []dsec.FeatureStatus) [][]string {
 	rows := [][]string{{"FEATURE", "OK", "DETAIL", "WITHOUT IT"}}
 	for _, f := range list {
 		ok, cost := "yes", ""
@@ -24,10 +36,5 @@ func (c *doctorCmd) Run(ctx context.Context, a *app) error {
 		}
 		rows = append(rows, []string{f.Name, ok, or(f.Detail), cost})
 	}
-	return a.table(rows...)
-}
-
-// features gathers what the mechanisms found out about this host.
-func features(context.Context) []dsec.FeatureStatus {
-	return nil
+	return rows
 }

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/client"
 )
 
 // defaultURL is where "dsec up" serves unless told otherwise.
@@ -42,6 +43,10 @@ func (a *app) readContext() (serverContext, error) {
 	if err != nil {
 		return serverContext{}, nil
 	}
+	return readContextFile(path)
+}
+
+func readContextFile(path string) (serverContext, error) {
 	b, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return serverContext{}, nil
@@ -100,6 +105,11 @@ func (a *app) services() (dsec.Services, error) {
 		token = c.Token
 	}
 	return a.Connect(url, token)
+}
+
+// connect opens the services of a server through the client.
+func connect(url, token string) (dsec.Services, error) {
+	return client.Open(client.Config{URL: url, Token: token})
 }
 
 // lacking is the error for a service that the server does not offer.

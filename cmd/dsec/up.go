@@ -1,18 +1,208 @@
 package main
 
-import "github.com/dsec-go/dsec"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
 
+	"github.com/dsec-go/dsec"
+)
+
+// Where a node serves and what it keeps, unless told otherwise.
 const (
 	defaultListen = "127.0.0.1:7070"
 	defaultData   = "/var/lib/dsec"
 )
 
-type upCmd struct{}
+// upCmd runs a node.
+type upCmd struct {
+	Data    string `help:"Folder for everything the node keeps." default:"/var/lib/dsec" placeholder:"DIR"`
+	Listen  string `help:"Address to serve at; port 0 takes a free one." default:"127.0.0.1:7070" placeholder:"ADDRESS"`
+	Name    string `help:"Name of the node (default the host's)." placeholder:"NAME"`
+	Guest   string `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
+	Verbose bool   `short:"v" help:"Log every sandbox."`
+}
 
-func (c *upCmd) Run() error { return nil }
+// Help says what is left and what is found again.
+func (c *upCmd) Help() string {
+	return `Everything runs in this one process: the front door, the node and their store.
+Ctrl-C ends the process and leaves the sandboxes running; the next dsec up finds
+them again. dsec down ends both. A context file under the user's configuration
+folder lets the other commands of this account find the server.`
+}
 
-type downCmd struct{}
+// Run runs the node until it is interrupted or taken down.
+func (c *upCmd) Run(ctx context.Context, a *app) error {
+	if os.Geteuid() != 0 {
+		return dsec.Errorf(dsec.Denied, "a node makes namespaces and mounts: run it as root")
+	}
+	path, err := a.contextPath()
+	if err != nil {
+		a.warn(fmt.Errorf("no context file is written: %w", err))
+	}
+	level := slog.LevelInfo
+	if c.Verbose {
+		level = slog.LevelDebug
+	}
+	// A second signal ends the process at once: the sandboxes do not mind.
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM)
+	go func() {
+		select {
+		case <-signals:
+			cancel()
+		case <-ctx.Done():
+		}
+		unnotify()
+	}()
+	up := Up{
+		Data: c.Data, Listen: c.Listen, Name: c.Name, Guest: c.Guest, Context: path,
+		Log: newLog(a.Stderr, level),
+		Ready: func(r Ready) {
+			fmt.Fprintf(a.Stdout, "dsec %s serves at %s, data in %s; Ctrl-C leaves sandboxes running\n", dsec.Version, r.URL, r.Data)
+		},
+	}
+	left, err := up.Run(ctx)
+	if err != nil {
+		return err
+	}
+	switch {
+	case left < 0:
+		fmt.Fprintln(a.Stdout, "dsec: the node was taken down")
+	case left == 0:
+		fmt.Fprintln(a.Stdout, "dsec: no sandboxes are left")
+	default:
+		fmt.Fprintf(a.Stdout, "dsec: %d sandboxes run on; dsec up finds them again, dsec down ends them\n", left)
+	}
+	return nil
+}
 
-func (c *downCmd) Run() error { return nil }
+// Up is a node with its front door in one process. Fields without a stated
+// default are required.
+type Up struct {
+	Data    string      // folder, made if missing
+	Listen  string      // address
+	Name    string      // of the node; default the host's name
+	Guest   string      // path of dsec-guest; default beside this program
+	Context string      // path of the context file to leave; default none
+	Pool    int         // boxes kept ready; default the driver's
+	Ready   func(Ready) // called once when it serves; default none
+	Log     *slog.Logger
+}
 
-func connect(url, token string) (dsec.Services, error) { return dsec.Services{}, nil }
+// Ready is what a node that serves tells.
+type Ready struct {
+	URL   string
+	Token string // of the operator
+	Data  string
+	Node  *node
+}
+
+// Limits of the way down.
+const (
+	drainLimit = 5 * time.Second  // for requests under way
+	downLimit  = 60 * time.Second // for sandboxes to end
+)
+
+// Run serves until ctx ends, which leaves the sandboxes running and returns
+// their number, or until dsec down asks, which ends them and returns -1.
+func (u Up) Run(ctx context.Context) (left int, err error) {
+	n, err := openNode(ctx, u)
+	if err != nil {
+		return 0, err
+	}
+	down := false
+	defer func() {
+		if !down {
+			left = n.alive()
+			err = errors.Join(err, n.close())
+		}
+	}()
+	ctl, err := listenControl(n.data.path)
+	if err != nil {
+		return 0, err
+	}
+	defer ctl.close()
+	token, err := n.operatorToken(ctx)
+	if err != nil {
+		return 0, err
+	}
+	listener, err := net.Listen("tcp", u.Listen)
+	if err != nil {
+		return 0, fmt.Errorf("serve: %w", err)
+	}
+	url := "http://" + listener.Addr().String()
+	server := &http.Server{
+		Handler:           n.door(),
+		ErrorLog:          slog.NewLogLogger(u.Log.Handler(), slog.LevelDebug),
+		ReadHeaderTimeout: 10 * time.Second,
+		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
+	}
+	served := make(chan error, 1)
+	go func() { served <- server.Serve(listener) }()
+	// The node's own clock runs only while it serves: takeDown has none.
+	lifeCtx, endLife := context.WithCancel(context.WithoutCancel(ctx))
+	defer endLife()
+	lived := make(chan error, 1)
+	go func() { lived <- n.edge.Run(lifeCtx) }()
+	if u.Context != "" {
+		if err := writeContext(u.Context, serverContext{URL: url, Token: token, Data: n.data.path}); err != nil {
+			return 0, errors.Join(err, server.Close())
+		}
+	}
+	if u.Ready != nil {
+		u.Ready(Ready{URL: url, Token: token, Data: n.data.path, Node: n})
+	}
+
+	select {
+	case <-ctx.Done():
+		return 0, drain(server)
+	case err := <-served:
+		return 0, fmt.Errorf("serve: %w", err)
+	case err := <-lived:
+		return 0, errors.Join(fmt.Errorf("run node: %w", err), server.Close())
+	case ask := <-ctl.asked:
+		// The door stays open while sandboxes end, for what still runs in them.
+		down = true
+		downCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), downLimit)
+		defer cancel()
+		err := errors.Join(n.down(downCtx), drain(server))
+		if u.Context != "" {
+			removeContext(u.Context, n.data.path)
+		}
+		ask.answer(err)
+		return -1, err
+	}
+}
+
+// drain lets requests end that are under way, but does not wait for streams
+// that have no end of their own.
+func drain(s *http.Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), drainLimit)
+	defer cancel()
+	if err := s.Shutdown(ctx); err != nil {
+		return s.Close()
+	}
+	return nil
+}
+
+// guestBeside finds dsec-guest next to this program.
+func guestBeside() (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", fmt.Errorf("find dsec-guest: %w", err)
+	}
+	path := filepath.Join(filepath.Dir(self), "dsec-guest")
+	if _, err := os.Stat(path); err != nil {
+		return "", fmt.Errorf("find dsec-guest: %w (make build leaves both programs in bin)", err)
+	}
+	return path, nil
+}

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/cluster"
+	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/driver/container"
+	"github.com/dsec-go/dsec/edge"
+	"github.com/dsec-go/dsec/image"
+	"github.com/dsec-go/dsec/jail"
+	"github.com/dsec-go/dsec/journal"
+	"github.com/dsec-go/dsec/rootfs"
+)
+
+// node is everything below the listener, made in the order of openNode and
+// closed in the reverse.
+type node struct {
+	name      string
+	log       *slog.Logger
+	telemetry *telemetry
+	data      *dataFolder
+	cluster   *cluster.Cluster
+	key       *dsec.IDKey
+	place     dsec.Place
+	images    *images
+	driver    driver.Driver
+	edge      *edge.Node
+	closers   []closer // in the order of making
+}
+
+type closer struct {
+	what  string
+	close func() error
+}
+
+// openNode makes the parts of a node from its data folder. A failure closes
+// what was made.
+func openNode(ctx context.Context, u Up) (_ *node, err error) {
+	n := &node{log: u.Log, name: u.Name}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, n.close())
+		}
+	}()
+	if u.Guest == "" {
+		if u.Guest, err = guestBeside(); err != nil {
+			return nil, err
+		}
+	}
+	if n.name == "" {
+		n.name = hostName()
+	}
+	if n.data, err = openData(u.Data); err != nil {
+		return nil, err
+	}
+	n.onClose("data folder", func() error { n.data.close(); return nil })
+	for _, err := range raiseLimits() {
+		u.Log.Warn("host limit is low", logErr, err)
+	}
+	n.telemetry = newTelemetry(u.Log)
+	for _, dir := range []string{tempDir, verifiedDir} {
+		if err := os.MkdirAll(n.data.at(dir), 0o700); err != nil {
+			return nil, fmt.Errorf("make folder: %w", err)
+		}
+	}
+
+	// What the cluster agrees on: tokens, image names, who this node is.
+	if n.cluster, err = cluster.OpenEmbedded(ctx, n.data.at(etcdDir), etcdLog(u.Log)); err != nil {
+		return nil, fmt.Errorf("open cluster: %w", err)
+	}
+	n.onClose("cluster", n.cluster.Close)
+	key, err := n.cluster.IDKey(ctx)
+	if err != nil {
+		return nil, err
+	}
+	n.key = &key
+	registration, err := n.cluster.Register(ctx, cluster.NodeOptions{Name: n.name, Address: u.Listen, Instance: n.data.instance})
+	if err != nil {
+		return nil, err
+	}
+	n.place = registration.Place()
+	n.onClose("registration", func() error {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		defer cancel()
+		return registration.Close(ctx)
+	})
+
+	// What sandboxes are made of: blobs, images of them, mounts of those.
+	blobs, err := blob.OpenFolder(n.data.at(blobDir))
+	if err != nil {
+		return nil, fmt.Errorf("open blobs: %w", err)
+	}
+	library := image.New(blobs, image.LibraryOptions{Verified: n.data.at(verifiedDir), Temp: n.data.at(tempDir)})
+	n.images = &images{library: library, names: n.cluster.Names()}
+	layers := rootfs.NewLayers(n.images)
+	n.onClose("layers", func() error { layers.Forget(); return nil })
+
+	// What runs them.
+	guestLog, err := os.OpenFile(n.data.at("guest.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open guest log: %w", err)
+	}
+	defer guestLog.Close() // whoever was started with it has its own
+	n.driver, err = container.Open(container.Config{
+		Dir: n.data.at(containerDir), Guest: u.Guest, Name: "dsec-" + n.data.instance, Pool: u.Pool, Log: guestLog,
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open container driver: %w", err)
+	}
+	n.onClose("container driver", n.driver.Close)
+
+	// Who they are and how long they live.
+	records, err := journal.Open(n.data.at(journalDir), journal.Options{})
+	if err != nil {
+		return nil, fmt.Errorf("open journal: %w", err)
+	}
+	n.onClose("journal", records.Close)
+	n.edge, err = edge.Open(ctx, edge.Config{
+		Name:      n.name,
+		Keys:      n.key,
+		Place:     n.place,
+		Drivers:   []driver.Driver{n.driver},
+		Journal:   edge.Log{Journal: records},
+		Names:     names{n.cluster.Names()},
+		Roots:     layers,
+		Host:      edge.ProcHost{Data: n.data.path},
+		Committer: n.images,
+		Measure:   edge.MeasureUpper,
+		Features:  func() []dsec.FeatureStatus { return hostFeatures(n.data.path) },
+		Events:    n.telemetry.edgeEvents(),
+	})
+	if err != nil {
+		return nil, fmt.Errorf("open edge: %w", err)
+	}
+	n.images.inUse = func() map[string]int {
+		layers.Forget()
+		return n.edge.Layers()
+	}
+	n.telemetry.watchNode(n.edge)
+	n.onClose("edge", n.edge.Close)
+	return n, nil
+}
+
+func (n *node) onClose(what string, f func() error) {
+	n.closers = append(n.closers, closer{what, f})
+}
+
+// close ends the parts, the last made first. Sandboxes run on.
+func (n *node) close() error {
+	var errs []error
+	for i := len(n.closers) - 1; i >= 0; i-- {
+		if err := n.closers[i].close(); err != nil {
+			errs = append(errs, fmt.Errorf("close %s: %w", n.closers[i].what, err))
+		}
+	}
+	n.closers = nil
+	return errors.Join(errs...)
+}
+
+// down ends every sandbox, then the parts.
+func (n *node) down(ctx context.Context) error {
+	return errors.Join(n.edge.Down(ctx), n.close())
+}
+
+// alive is how many sandboxes there are.
+func (n *node) alive() int { return n.edge.Counts().Alive }
+
+// services are the node's contracts before tokens are asked for.
+func (n *node) services() dsec.Services {
+	s := n.edge.Services()
+	s.Images, s.Tokens = n.images, n.cluster.Tokens()
+	return s
+}
+
+// operatorTokenName is the token that dsec up leaves in the context file.
+const operatorTokenName = "operator"
+
+// operatorToken gives the secret of the operator's token: the one kept with
+// the data as long as it is valid, else a new one.
+func (n *node) operatorToken(ctx context.Context) (string, error) {
+	b, err := os.ReadFile(n.data.at(tokenFile))
+	if err == nil {
+		secret := strings.TrimSpace(string(b))
+		if _, err := n.cluster.Tokens().Authenticate(secret); err == nil {
+			return secret, nil
+		}
+	}
+	err = n.cluster.Tokens().Revoke(ctx, operatorTokenName)
+	if err != nil && dsec.KindOf(err) != dsec.NotFound {
+		return "", fmt.Errorf("renew operator token: %w", err)
+	}
+	secret, err := n.cluster.Tokens().Issue(ctx, dsec.Token{
+		Name: operatorTokenName, Project: cluster.DefaultProject, Rights: []dsec.Right{dsec.RightAdmin},
+	})
+	if err != nil {
+		return "", fmt.Errorf("make operator token: %w", err)
+	}
+	if err := n.data.write(tokenFile, secret); err != nil {
+		return "", fmt.Errorf("keep operator token: %w", err)
+	}
+	return secret, nil
+}
+
+// names makes the cluster's image names fit the edge.
+type names struct{ cluster.Names }
+
+// Resolve gives the image of a name.
+func (n names) Resolve(_ context.Context, name string) (dsec.Image, error) {
+	e, err := n.Names.Resolve(name)
+	return e.Image, err
+}
+
+// Register makes an image known.
+func (n names) Register(ctx context.Context, img dsec.Image) error {
+	caller, _ := dsec.CallerFrom(ctx)
+	return n.Names.Put(ctx, cluster.Entry{Image: img, Creator: caller.Token})
+}
+
+var notHost = regexp.MustCompile(`[^a-z0-9._-]+`)
+
+// hostName gives this host's name in the form that the cluster takes.
+func hostName() string {
+	h, err := os.Hostname()
+	if err != nil {
+		return "local"
+	}
+	h = strings.Trim(notHost.ReplaceAllString(strings.ToLower(h), "-"), "-._")
+	if h == "" {
+		return "local"
+	}
+	return h[:min(len(h), 63)]
+}
+
+// hostFeatures gathers what the mechanisms found out about this host; probes
+// write below dir.
+func hostFeatures(dir string) []dsec.FeatureStatus {
+	return append(jail.Features(), rootfs.Features(dir)...)
+}

@@ -1,0 +1,85 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"log/slog"
+	"os"
+	"path/filepath"
+)
+
+// downCmd ends a node and its sandboxes.
+type downCmd struct {
+	Data string `help:"The node's data folder (default that of the context file, else /var/lib/dsec)." placeholder:"DIR"`
+}
+
+// Help says what happens without a node.
+func (c *downCmd) Help() string {
+	return `Sandboxes that were left running by a node that is gone are ended too. Images
+and everything else in the data folder stay.`
+}
+
+// Run ends them. Without anything to end it succeeds.
+func (c *downCmd) Run(ctx context.Context, a *app) error {
+	data := c.Data
+	if data == "" {
+		known, err := a.readContext()
+		if err != nil {
+			return err
+		}
+		if data = known.Data; data == "" {
+			data = defaultData
+		}
+	}
+	contextFile, _ := a.contextPath() // without one there is nothing to remove
+	ctx, cancel := context.WithTimeout(ctx, downLimit+drainLimit)
+	defer cancel()
+	return takeDown(ctx, data, contextFile, newLog(a.Stderr, slog.LevelWarn))
+}
+
+// takeDown ends the node of a data folder: the process that has it open is
+// asked; if there is none, the sandboxes it left are ended from here.
+func takeDown(ctx context.Context, data, contextFile string, log *slog.Logger) error {
+	if _, err := os.Stat(filepath.Join(data, formatFile)); errors.Is(err, fs.ErrNotExist) {
+		removeContext(contextFile, data)
+		return nil // never was a node
+	}
+	for {
+		err := askForDown(ctx, data)
+		if err == nil {
+			// The lock is released when the process is gone, not before.
+			return awaitUnlocked(ctx, data)
+		}
+		if !errors.Is(err, errNoNode) {
+			return fmt.Errorf("take node down: %w", err)
+		}
+		n, err := openNode(ctx, Up{Data: data, Pool: -1, Log: log})
+		if errors.Is(err, errInUse) && ctx.Err() == nil {
+			// It is just starting, or just ending.
+			if err := awaitChange(ctx, data); err != nil {
+				return fmt.Errorf("take node down: %w", err)
+			}
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("take node down: %w", err)
+		}
+		err = n.down(ctx)
+		removeContext(contextFile, n.data.path)
+		return err
+	}
+}
+
+// removeContext deletes a context file that names the node of data.
+func removeContext(path, data string) {
+	if path == "" {
+		return
+	}
+	c, err := readContextFile(path)
+	if err != nil || c.Data != data {
+		return
+	}
+	os.Remove(path) // a stale one does no harm
+}
