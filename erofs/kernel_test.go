@@ -324,7 +324,7 @@ func same(t *testing.T, what string, got, want map[string]string) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

@@ -226,7 +226,7 @@ type entry struct {
 	pax              map[string]string
 }
 
-func tarOf(t *testing.T, entries ...entry) *bytes.Buffer {
+func tarOf(t testing.TB, entries ...entry) *bytes.Buffer {
 	t.Helper()
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)

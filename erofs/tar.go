@@ -207,7 +207,7 @@ func (r *tarReader) inode(h *tar.Header) (*Inode, error) {
 		Mode: uint32(h.Mode) & 0o7777, UID: uint32(h.Uid), GID: uint32(h.Gid), ModTime: h.ModTime,
 	}
 	switch h.Typeflag {
-	case tar.TypeReg, tar.TypeRegA, tar.TypeCont, tar.TypeGNUSparse:
+	case tar.TypeReg, tar.TypeCont, tar.TypeGNUSparse:
 		n.Mode |= typeRegular
 		n.Size = h.Size
 		// Old archives mark a folder by the slash alone.
