@@ -48,3 +48,5 @@ var (
 
 // Judge fills in a row's verdict.
 func Judge(r *Row) { r.judge() }
+
+func init() { dropCaches = func() error { return nil } }
