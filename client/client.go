@@ -94,7 +94,7 @@ func Open(c Config) (dsec.Services, error) {
 	if c.Agent == "" {
 		c.Agent = "dsec/" + dsec.Version
 	}
-	transport := connecthttp.NewTransport(&http.Client{Transport: c.Transport}, c.URL,
+	transport := connecthttp.NewTransport(doer{&http.Client{Transport: c.Transport}}, c.URL,
 		connecthttp.WithCompressors(),
 		connecthttp.WithReadMaxBytes(0)) // a long listing is one message; the server is trusted
 	rc := connect.NewClient(transport)

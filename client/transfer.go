@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net/http"
 	"sync"
 
 	"github.com/dsec-go/dsec"
@@ -73,7 +74,8 @@ func upload[Q, A any, S sender[Q, A]](ctx context.Context, c *core, t to, open f
 	if err := t.check(); err != nil {
 		return nil, err
 	}
-	// Ending the context is what makes the server drop a half-sent body.
+	// Ending the context without closing the stream is what makes the server
+	// drop a half-sent body.
 	uctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	buf := buffers.Get().(*[]byte)
@@ -87,8 +89,7 @@ func upload[Q, A any, S sender[Q, A]](ctx context.Context, c *core, t to, open f
 		if errors.Is(err, io.EOF) || err == io.ErrUnexpectedEOF { //nolint:errorlint // ReadFull's own
 			more = false
 		} else if err != nil {
-			cancel()
-			_, _ = s.CloseAndReceive()
+			// Not closed: a closed stream is a complete one.
 			return nil, &dsec.Error{Op: t.op, Kind: dsec.KindOf(err), Sandbox: t.sandbox, Err: err}
 		}
 		if n == 0 && !first {
@@ -98,8 +99,6 @@ func upload[Q, A any, S sender[Q, A]](ctx context.Context, c *core, t to, open f
 			if errors.Is(err, io.EOF) {
 				break // the server has answered already; its answer follows
 			}
-			cancel()
-			_, _ = s.CloseAndReceive()
 			return nil, rpc.CallError(ctx, t.op, t.sandbox, err)
 		}
 		if first {
@@ -117,3 +116,17 @@ var buffers = sync.Pool{New: func() any {
 	b := make([]byte, dsec.MaxChunk)
 	return &b
 }}
+
+// doer sends requests. It breaks a request's body off when its context ends:
+// net/http goes on waiting for the rest of a body that comes from a pipe, and
+// the server with it.
+type doer struct{ *http.Client }
+
+// Do implements connecthttp.HTTPClient.
+func (d doer) Do(r *http.Request) (*http.Response, error) {
+	if r.Body != nil && r.ContentLength < 0 {
+		body := r.Body
+		context.AfterFunc(r.Context(), func() { body.Close() }) // upload ends the context in any case
+	}
+	return d.Client.Do(r)
+}
