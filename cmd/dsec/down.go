@@ -12,7 +12,8 @@ import (
 
 // downCmd ends a node and its sandboxes.
 type downCmd struct {
-	Data string `help:"The node's data folder (default that of the context file, else /var/lib/dsec)." placeholder:"DIR"`
+	Data  string `help:"The node's data folder (default that of the context file, else /var/lib/dsec)." placeholder:"DIR"`
+	Guest string `hidden:"" placeholder:"FILE"`
 }
 
 // Help says what happens without a node.
@@ -36,14 +37,19 @@ func (c *downCmd) Run(ctx context.Context, a *app) error {
 	contextFile, _ := a.contextPath() // without one there is nothing to remove
 	ctx, cancel := context.WithTimeout(ctx, downLimit+drainLimit)
 	defer cancel()
-	return takeDown(ctx, data, contextFile, newLog(a.Stderr, slog.LevelWarn))
+	return takeDown(ctx, Up{Data: data, Guest: c.Guest, Context: contextFile, Pool: -1, Log: newLog(a.Stderr, slog.LevelWarn)})
 }
 
-// takeDown ends the node of a data folder: the process that has it open is
-// asked; if there is none, the sandboxes it left are ended from here.
-func takeDown(ctx context.Context, data, contextFile string, log *slog.Logger) error {
+// takeDown ends the node that u describes: the process that has its data
+// folder open is asked; if there is none, the sandboxes it left are ended from
+// here.
+func takeDown(ctx context.Context, u Up) error {
+	data, err := filepath.Abs(u.Data)
+	if err != nil {
+		return fmt.Errorf("take node down: %w", err)
+	}
 	if _, err := os.Stat(filepath.Join(data, formatFile)); errors.Is(err, fs.ErrNotExist) {
-		removeContext(contextFile, data)
+		removeContext(u.Context, data)
 		return nil // never was a node
 	}
 	for {
@@ -55,7 +61,7 @@ func takeDown(ctx context.Context, data, contextFile string, log *slog.Logger) e
 		if !errors.Is(err, errNoNode) {
 			return fmt.Errorf("take node down: %w", err)
 		}
-		n, err := openNode(ctx, Up{Data: data, Pool: -1, Log: log})
+		n, err := openNode(ctx, u)
 		if errors.Is(err, errInUse) && ctx.Err() == nil {
 			// It is just starting, or just ending.
 			if err := awaitChange(ctx, data); err != nil {
@@ -67,7 +73,7 @@ func takeDown(ctx context.Context, data, contextFile string, log *slog.Logger) e
 			return fmt.Errorf("take node down: %w", err)
 		}
 		err = n.down(ctx)
-		removeContext(contextFile, n.data.path)
+		removeContext(u.Context, data)
 		return err
 	}
 }

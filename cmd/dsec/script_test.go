@@ -80,10 +80,14 @@ type session struct {
 	*app
 	out, err *watched
 	signals  chan os.Signal
+	code     <-chan int // where a test keeps what start gave
 }
 
 func newSession(f *fake) *session {
 	s := &session{out: newWatched(), err: newWatched(), signals: make(chan os.Signal, 4)}
+	if f == nil {
+		f = newFake()
+	}
 	never, _ := io.Pipe()
 	s.app = &app{
 		Stdin: never, Stdout: s.out, Stderr: s.err, Getenv: func(string) string { return "" }, Connect: f.connect,
