@@ -28,6 +28,10 @@ const (
 	redialMin = 5 * time.Millisecond
 	redialMax = 250 * time.Millisecond
 	lingerMax = 5 * time.Second // between attempts for a subscriber's sake
+
+	// maxTries is how often a call that may be repeated is sent over
+	// connections that break under it.
+	maxTries = 100
 )
 
 // Client is the host's end: the services of one guest. It is safe for
@@ -173,6 +177,13 @@ func (c *Client) sleep(ctx context.Context, d time.Duration) bool {
 	case <-c.life.Done():
 	}
 	return false
+}
+
+// pause keeps a guest that breaks every connection from making us spin.
+func (c *Client) pause(ctx context.Context, try int) {
+	if try > 0 {
+		c.sleep(ctx, min(time.Duration(try)*time.Millisecond, redialMax))
+	}
 }
 
 func (c *Client) connectOnce(ctx context.Context) (*link, error) {
@@ -355,9 +366,10 @@ func (c *Client) call(ctx context.Context, q request) ([]byte, error) {
 		}
 		// The connection broke.
 		again := !sent || q.idempotent || !q.step.IsZero() && try == 0
-		if !again || try > 8 {
+		if !again || try > maxTries {
 			return nil, errUnknown(sent)
 		}
+		c.pause(ctx, try)
 	}
 }
 

@@ -94,13 +94,14 @@ func (s commands) Attach(ctx context.Context, _ dsec.Call, id dsec.CommandID, of
 			if next > offset {
 				offset, try = next, 0
 			}
-			if err = s.c.judge(ctx, err); err == nil && try > 8 {
+			if err = s.c.judge(ctx, err); err == nil && try > maxTries {
 				err = dsec.Errorf(dsec.Unavailable, "the connection to the guest broke again and again")
 			}
 			if err != nil {
 				yield(dsec.Output{}, err)
 				return
 			}
+			s.c.pause(ctx, try)
 		}
 	}
 }
@@ -234,7 +235,7 @@ func (c *Client) collect(ctx context.Context, m method, args []byte, item func(*
 		if err = c.judge(ctx, err); err != nil {
 			return err
 		}
-		if total > 0 || try > 8 {
+		if total > 0 || try > maxTries {
 			return dsec.Errorf(dsec.Unavailable, "the connection to the guest broke in a list")
 		}
 	}

@@ -85,7 +85,7 @@ func (c *Client) stream(ctx context.Context, m method, args, data []byte, more b
 		if err = c.judge(ctx, err); err != nil {
 			return nil, err
 		}
-		if sent || try > 8 {
+		if sent || try > maxTries {
 			return nil, errUnknown(sent)
 		}
 	}
