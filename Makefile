@@ -30,7 +30,7 @@ define install
 endef
 
 deps:
-	$(call install,erofs-utils python3)
+	$(call install,erofs-utils python3 busybox-static gcc libc6-dev runc)
 
 demo-deps:
 	$(call install,mmdebstrap python3)
