@@ -47,7 +47,7 @@ func (p *podman) prepare(context.Context, int, int) error { return nil }
 
 func (p *podman) create(ctx context.Context, n int) ([]dsec.Stage, error) {
 	l := limits(n)
-	return nil, p.run(ctx, nil, "run", "--detach", "--name", p.id(n), "--network=none", "--log-driver=none",
+	return nil, p.run(ctx, nil, "run", "--detach", "--name", p.id(n), "--network=none", "--log-driver=none", "--cgroup-parent=/"+p.prefix,
 		"--memory", strconv.FormatInt(l.Memory, 10), "--cpus", strconv.FormatFloat(l.CPU, 'f', 3, 64),
 		"--pids-limit", strconv.Itoa(l.Pids), p.image, binPause)
 }
@@ -66,6 +66,7 @@ func (p *podman) close() error {
 	return errors.Join(
 		p.run(ctx, nil, "rm", "--all", "--force", "--time=0"),
 		p.run(ctx, nil, "rmi", "--all", "--force"),
+		removeGroups(p.prefix),
 		unmountBelow(p.dir),
 		os.RemoveAll(p.dir))
 }

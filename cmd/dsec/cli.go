@@ -55,11 +55,6 @@ type benchCmd struct {
 	kong.Plugins
 }
 
-// Run is reached only when no benchmark was named.
-func (c *benchCmd) Run() error {
-	return dsec.Errorf(dsec.Invalid, "name a benchmark; dsec bench --help lists them")
-}
-
 // versionCmd prints which build this is.
 type versionCmd struct {
 	outputFlags
