@@ -400,7 +400,9 @@ func TestPython(t *testing.T) {
 // TestErrorBody shows the whole of an error as a person at curl sees it.
 func TestErrorBody(t *testing.T) {
 	r := start(t)
-	r.SetFail(func(context.Context, string) error { return dsec.WithOp("edge.Get", "sbx", dsec.Errorf(dsec.Conflict, "it is paused")) })
+	r.SetFail(func(context.Context, string) error {
+		return dsec.WithOp("edge.Get", "sbx", dsec.Errorf(dsec.Conflict, "it is paused"))
+	})
 	res, b := r.post(t, "Sandboxes/Get", "application/json", []byte("{}"))
 	var body struct {
 		Code, Message string

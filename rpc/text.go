@@ -66,9 +66,13 @@ func env(in map[string]string) (texts map[string]string, exact [][]byte) {
 	}
 	texts = make(map[string]string, len(in))
 	for k, v := range in {
-		if utf8.ValidString(k) && utf8.ValidString(v) {
+		switch {
+		case utf8.ValidString(k) && utf8.ValidString(v):
 			texts[k] = v
-		} else {
+		case strings.Contains(k, "="):
+			// No name at all; split at its "=" it would become another one.
+			texts[strings.ToValidUTF8(k, "\uFFFD")] = strings.ToValidUTF8(v, "\uFFFD")
+		default:
 			exact = append(exact, []byte(k+"="+v))
 		}
 	}
