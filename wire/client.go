@@ -31,7 +31,7 @@ const (
 
 	// maxTries is how often a call that may be repeated is sent over
 	// connections that break under it.
-	maxTries = 100
+	maxTries = 30
 )
 
 // Client is the host's end: the services of one guest. It is safe for
