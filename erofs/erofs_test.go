@@ -16,7 +16,8 @@ import (
 	"github.com/dsec-go/dsec/erofs"
 )
 
-// TestMain fails the run if the tests leave a mount or a descriptor.
+// TestMain fails the run if the tests leave a descriptor, and so a mount: all
+// they make are detached, in no table, and live as long as their descriptor.
 func TestMain(m *testing.M) {
 	before := resources()
 	code := m.Run()
@@ -28,10 +29,6 @@ func TestMain(m *testing.M) {
 }
 
 func resources() string {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err.Error()
-	}
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err.Error()
@@ -43,7 +40,7 @@ func resources() string {
 			n++
 		}
 	}
-	return fmt.Sprintf("%d mounts, %d descriptors", bytes.Count(mounts, []byte("\n")), n)
+	return fmt.Sprintf("%d descriptors", n)
 }
 
 func TestKernelReadsFolder(t *testing.T) {

@@ -24,7 +24,8 @@ import (
 	"github.com/dsec-go/dsec/image"
 )
 
-// TestMain fails the run if the tests leave mounts or descriptors.
+// TestMain fails the run if the tests leave a descriptor, and so a mount: all
+// they make are detached, in no table, and live as long as their descriptor.
 func TestMain(m *testing.M) {
 	before := resources()
 	code := m.Run()
@@ -37,10 +38,6 @@ func TestMain(m *testing.M) {
 }
 
 func resources() string {
-	mounts, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err.Error()
-	}
 	fds, err := os.ReadDir("/proc/self/fd")
 	if err != nil {
 		return err.Error()
@@ -52,7 +49,7 @@ func resources() string {
 			n++
 		}
 	}
-	return fmt.Sprintf("%d mounts, %d files", bytes.Count(mounts, []byte("\n")), n)
+	return fmt.Sprintf("%d files", n)
 }
 
 func TestUploadIsExtraction(t *testing.T) {

@@ -189,6 +189,31 @@ func TestOpenChecks(t *testing.T) {
 	}
 }
 
+// TestImportIsTrusted tells, as TestOpenReadsOnce does, that the first Open after
+// an import reads nothing, nor one after the same import again.
+func TestImportIsTrusted(t *testing.T) {
+	lib, store := newLibrary(t)
+	archive := tarOf(t, system()...)
+	for range 2 {
+		l, err := lib.Upload(t.Context(), bytes.NewReader(archive), image.Options{})
+		must(t, err)
+		path, err := store.LocalPath(t.Context(), l.Manifest.Data[0].Digest)
+		must(t, err)
+		st, err := os.Stat(path)
+		must(t, err)
+		must(t, os.Chmod(path, 0o600))
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		must(t, err)
+		_, err = f.WriteAt([]byte("?"), 5000)
+		must(t, err)
+		must(t, f.Close())
+		must(t, os.Chtimes(path, time.Time{}, st.ModTime()))
+		if _, err := lib.Open(t.Context(), l.Digest); err != nil {
+			t.Errorf("the file was read: %v", err)
+		}
+	}
+}
+
 // TestOpenReadsOnce tells by what is not noticed that a checked file is not
 // read again: a change that leaves all of its stat as it was.
 func TestOpenReadsOnce(t *testing.T) {

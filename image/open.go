@@ -64,7 +64,7 @@ func (l *Library) file(ctx context.Context, p Part) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	look, err := inspect(path, p)
+	look, err := p.inspect(path)
 	if err != nil {
 		return "", err
 	}
@@ -84,19 +84,28 @@ func (l *Library) file(ctx context.Context, p Part) (string, error) {
 }
 
 // inspect describes a file such that a change of content changes it.
-func inspect(path string, p Part) (string, error) {
+func inspect(path string) (look string, size int64) {
 	var st unix.Stat_t
 	if err := unix.Stat(path, &st); err != nil {
-		return "", fmt.Errorf("blob %s: %w", p.Digest, &os.PathError{Op: "stat", Path: path, Err: err})
+		return "", -1
 	}
-	if st.Size != p.Size {
-		return "", fmt.Errorf("blob %s has %d bytes, should have %d: %w", p.Digest, st.Size, p.Size, ErrCorrupt)
+	return fmt.Sprintf("1 %d %d %d %d.%09d\n", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec), st.Size
+}
+
+// inspect also checks that the file is there and has the part's size.
+func (p Part) inspect(path string) (string, error) {
+	look, size := inspect(path)
+	if size < 0 {
+		return "", fmt.Errorf("blob %s is gone: %w", p.Digest, ErrCorrupt)
 	}
-	return fmt.Sprintf("1 %d %d %d %d.%09d\n", st.Dev, st.Ino, st.Size, st.Mtim.Sec, st.Mtim.Nsec), nil
+	if size != p.Size {
+		return "", fmt.Errorf("blob %s has %d bytes, should have %d: %w", p.Digest, size, p.Size, ErrCorrupt)
+	}
+	return look, nil
 }
 
 func (l *Library) verify(ctx context.Context, path string, p Part) error {
-	before, err := inspect(path, p)
+	before, err := p.inspect(path)
 	if err != nil {
 		return err
 	}
@@ -108,15 +117,24 @@ func (l *Library) verify(ctx context.Context, path string, p Part) error {
 	if err := newSource(ctx, f, nil).hashed().check(p.Digest, p.Size); err != nil {
 		return fmt.Errorf("blob %w", err)
 	}
-	after, err := inspect(path, p)
+	after, err := p.inspect(path)
 	if err != nil || after != before {
 		return fmt.Errorf("blob %s changed while it was checked: %w", p.Digest, ErrCorrupt)
 	}
-	l.mu.Lock()
-	l.verified[p.Digest] = after
-	l.mu.Unlock()
-	l.remember(p.Digest, after)
+	l.trust(p.Digest, path)
 	return nil
+}
+
+// trust notes that a file, as it is now, has the content it should.
+func (l *Library) trust(d blob.Digest, path string) {
+	look, size := inspect(path)
+	if size < 0 {
+		return
+	}
+	l.mu.Lock()
+	l.verified[d] = look
+	l.mu.Unlock()
+	l.remember(d, look)
 }
 
 func (l *Library) wasVerified(d blob.Digest, look string) bool {

@@ -320,6 +320,11 @@ func (w *work) publishPart(ctx context.Context, p *part) (fresh bool, err error)
 	if info.Digest != p.digest || info.Size != p.size {
 		return fresh, fmt.Errorf("store wrote %s of %d bytes: %w", info.Digest, info.Size, ErrCorrupt)
 	}
+	if f, ok := w.lib.store.(*blob.Folder); ok && fresh {
+		if path, err := f.LocalPath(ctx, p.digest); err == nil {
+			w.lib.trust(p.digest, path) // it was hashed on its way there
+		}
+	}
 	return fresh, nil
 }
 
@@ -333,7 +338,12 @@ func (l *Library) touch(ctx context.Context, d blob.Digest) {
 	// Of a cache the local file says nothing, and asking for it would fill it.
 	if f, ok := l.store.(*blob.Folder); ok {
 		if path, err := f.LocalPath(ctx, d); err == nil {
-			os.Chtimes(path, time.Time{}, now) //nolint:errcheck // absent is the common case
+			look, _ := inspect(path)
+			checked := look != "" && l.wasVerified(d, look)
+			os.Chtimes(path, time.Time{}, now) //nolint:errcheck // gone, or not ours: its age then stands
+			if checked {
+				l.trust(d, path)
+			}
 		}
 	}
 }
