@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/dsec-go/dsec"
@@ -443,7 +444,12 @@ func TestOverload(t *testing.T) {
 }
 
 func TestNodeGone(t *testing.T) {
-	remote, closing, err := api.Remote{Name: "gone", Number: 1, URL: "http://127.0.0.1:1", Secret: "s"}.Open()
+	var faults atomic.Int32
+	remote, closing, err := api.Remote{Name: "gone", Number: 1, URL: "http://127.0.0.1:1", Secret: "s", Fault: func(node string, err error) {
+		if node == "gone" && err != nil {
+			faults.Add(1)
+		}
+	}}.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -459,6 +465,9 @@ func TestNodeGone(t *testing.T) {
 	_, err = s.Files.Read(t.Context(), dsec.Call{Sandbox: id}, dsec.FileOp{Path: "/x"}, dsec.ReadRange{})
 	if dsec.KindOf(err) != dsec.Unavailable {
 		t.Errorf("Read on a node that is gone: %v, want Unavailable", err)
+	}
+	if n := faults.Load(); n != 2 {
+		t.Errorf("%d faults told, want 2", n)
 	}
 }
 

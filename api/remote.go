@@ -29,6 +29,10 @@ type Remote struct {
 	Number uint16
 	URL    string
 	Secret string // of the cluster; the node's Trust has the same
+
+	// Fault is told why the node did not answer, which the caller is not: it
+	// names addresses. It may be nil.
+	Fault func(node string, err error)
 }
 
 // Open gives the node. Its connections are closed by the function that comes
@@ -51,7 +55,7 @@ func (r Remote) Open() (Node, func(), error) {
 		plain.CloseIdleConnections()
 		multiplexed.CloseIdleConnections()
 	}
-	return Node{Name: r.Name, Number: r.Number, Handler: t.proxy(u), Services: s}, closing, nil
+	return Node{Name: r.Name, Number: r.Number, Handler: t.proxy(u, r), Services: s}, closing, nil
 }
 
 // transport adds who calls to each request.
@@ -82,7 +86,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 }
 
 // proxy relays calls byte by byte.
-func (t *transport) proxy(u *url.URL) http.Handler {
+func (t *transport) proxy(u *url.URL, node Remote) http.Handler {
 	return &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(u)
@@ -100,12 +104,14 @@ func (t *transport) proxy(u *url.URL) http.Handler {
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
 			kind := dsec.Unavailable
+			if node.Fault != nil {
+				node.Fault(node.Name, err)
+			}
 			if ctxErr := r.Context().Err(); ctxErr != nil {
 				kind = dsec.KindOf(ctxErr)
 			}
 			rpc.WriteError(w, r, rpc.RequestIDOr(r.Header.Get(rpc.HeaderRequest)),
 				&dsec.Error{Op: "api.Relay", Kind: kind, Sandbox: dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox)), Err: errNode})
-			_ = err // names addresses that are none of the caller's business
 		},
 	}
 }
