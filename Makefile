@@ -45,7 +45,8 @@ test: deps build
 	@$(GO) test -v -timeout 12m ./... 2>&1 | awk -f .ci/report.awk
 
 demo: demo-deps build
-	@$(GO) run ./demo
+	@$(GO) build -trimpath -o bin/demo ./demo
+	@bin/demo
 
 compare: compare-deps build
 	@bin/dsec bench compare
