@@ -174,7 +174,7 @@ func (w *World) compareMany(ctx context.Context, c contestant, m *measured, o Co
 	if err := c.prepare(ctx, from, to); err != nil {
 		return err
 	}
-	before, err := readMemory()
+	before, err := readMemory(0)
 	if err != nil {
 		return err
 	}
@@ -185,7 +185,7 @@ func (w *World) compareMany(ctx context.Context, c contestant, m *measured, o Co
 	if err != nil {
 		return err
 	}
-	after, err := readMemory()
+	after, err := readMemory(0)
 	if err != nil {
 		return err
 	}

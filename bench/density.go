@@ -48,7 +48,7 @@ func (w *World) Density(ctx context.Context, o DensityOptions, pid int) (*Report
 	if err := rest(ctx, o.Settle); err != nil {
 		return nil, err
 	}
-	before, err := readMemory()
+	before, err := readMemory(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -70,7 +70,7 @@ func (w *World) Density(ctx context.Context, o DensityOptions, pid int) (*Report
 	if err := rest(ctx, o.Settle); err != nil {
 		return nil, err
 	}
-	idle, err := readMemory()
+	idle, err := readMemory(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (w *World) Density(ctx context.Context, o DensityOptions, pid int) (*Report
 	if err := rest(ctx, o.Settle); err != nil {
 		return nil, err
 	}
-	used, err := readMemory()
+	used, err := readMemory(pid)
 	if err != nil {
 		return nil, err
 	}
@@ -101,7 +101,7 @@ func (w *World) Density(ctx context.Context, o DensityOptions, pid int) (*Report
 		r.Value("of which the node process", float64(growth)/float64(o.N)/(1<<20), "MiB")
 	}
 	r.Add("first command in each, one at a time", first)
-	r.Note("%d sandboxes on %d workspaces, each with other limits. The figure is the greater of the falls of MemAvailable and of MemFree with clean caches dropped, divided by their number. The goal beyond the budget is %v MiB.", o.N, o.Workspaces, idleGoal)
+	r.Note("%d sandboxes on %d workspaces, each with other limits. The figure is the greatest of the fall of MemAvailable, that of MemFree with clean caches dropped, and the sum of its parts, divided by their number. The goal beyond the budget is %v MiB.", o.N, o.Workspaces, idleGoal)
 	return r, nil
 }
 

@@ -43,6 +43,8 @@ var (
 	Limits       = limits
 	ParseMeminfo = parseMeminfo
 	ParsePss     = parsePss
+	ParseParent  = parseParent
+	TreePss      = treePss
 	Parallel     = parallel
 )
 

@@ -17,12 +17,13 @@ type memory struct {
 	available int64 // MemAvailable
 	free      int64 // MemFree once clean caches are dropped
 	parts     map[string]int64
-	processes int64 // anonymous pages of all processes, each shared one by its share
+	processes int64 // anonymous pages of the processes that count, each shared one by its share
 }
 
 // readMemory drops what the kernel can drop, which every reading of a run does
-// alike, and then counts.
-func readMemory() (memory, error) {
+// alike, and then counts. The processes that count are those below pid, it
+// included; all of the host when it is 0.
+func readMemory(pid int) (memory, error) {
 	if err := dropCaches(); err != nil {
 		return memory{}, err
 	}
@@ -34,7 +35,7 @@ func readMemory() (memory, error) {
 	for _, k := range kernelParts {
 		m.parts[k] = info[k]
 	}
-	m.processes, err = allPss()
+	m.processes, err = treePss(pid)
 	return m, err
 }
 
@@ -49,19 +50,46 @@ var dropCaches = func() error {
 	return nil
 }
 
-// allPss sums the anonymous part of every process's proportional set.
-func allPss() (int64, error) {
+// treePss sums the anonymous part of the proportional sets of a process and
+// its descendants, of all processes for 0.
+func treePss(pid int) (int64, error) {
 	entries, err := os.ReadDir("/proc")
 	if err != nil {
 		return 0, err
 	}
-	var sum int64
+	children := map[int][]int{}
 	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err == nil {
-			sum += processPss(e.Name())
+		if p, err := strconv.Atoi(e.Name()); err == nil {
+			stat, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+			parent := parseParent(string(stat))
+			children[parent] = append(children[parent], p)
+		}
+	}
+	var sum int64
+	todo := []int{pid}
+	for len(todo) > 0 {
+		p := todo[len(todo)-1]
+		todo = append(todo[:len(todo)-1], children[p]...)
+		delete(children, p) // a number that was reused meanwhile makes no circle
+		if p != 0 {
+			sum += processPss(strconv.Itoa(p))
 		}
 	}
 	return sum, nil
+}
+
+// parseParent reads the parent from a process's stat, whose second field may
+// hold anything.
+func parseParent(stat string) int {
+	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+	if len(f) < 2 {
+		return -1
+	}
+	p, err := strconv.Atoi(f[1])
+	if err != nil {
+		return -1
+	}
+	return p
 }
 
 // processPss is 0 for a kernel thread and for a process that has just gone.
@@ -115,8 +143,9 @@ func (u usage) sum() float64 {
 }
 
 // worst is the greatest of the ways to count. MemAvailable alone would take a
-// box's own kernel objects, which its mounts hold, for reclaimable.
-func (u usage) worst() float64 { return max(u.available, u.free) }
+// box's own kernel objects, which its mounts hold, for reclaimable; and
+// whatever else gave memory back meanwhile must not pay for the boxes.
+func (u usage) worst() float64 { return max(u.available, u.free, u.sum()) }
 
 // figure shows the whole and its parts.
 func (u usage) figure(name string) Figure {

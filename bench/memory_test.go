@@ -1,6 +1,7 @@
 package bench_test
 
 import (
+	"os"
 	"testing"
 
 	"github.com/dsec-go/dsec/bench"
@@ -25,6 +26,33 @@ func TestParsePss(t *testing.T) {
 	}
 	if got := bench.ParsePss("Rss: 1 kB\n"); got != 0 {
 		t.Errorf("anonymous part of none is %d", got)
+	}
+}
+
+func TestParseParent(t *testing.T) {
+	for stat, want := range map[string]int{
+		"12 (sh) S 7 12 12":          7,
+		"12 (a) b) 3 (x) R 44 12 12": 44,
+		"12 (sh)":                    -1,
+		"":                           -1,
+	} {
+		if got := bench.ParseParent(stat); got != want {
+			t.Errorf("parent of %q is %d, want %d", stat, got, want)
+		}
+	}
+}
+
+func TestTreePss(t *testing.T) {
+	own, err := bench.TreePss(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := bench.TreePss(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if own <= 0 || all < own {
+		t.Errorf("this process holds %d, all together %d", own, all)
 	}
 }
 

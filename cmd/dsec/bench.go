@@ -125,7 +125,7 @@ func (f *benchFlags) server(ctx context.Context, a *app, dir string) (s dsec.Ser
 // benchCreateCmd measures creation.
 type benchCreateCmd struct {
 	benchFlags
-	N     int `help:"Creates in a round." placeholder:"N"`
+	N     int `short:"n" help:"Creates in a round." placeholder:"N"`
 	Many  int `help:"Creates at a time, for the rate." placeholder:"N"`
 	RateN int `name:"rate-n" help:"Creates in a round of the rate." placeholder:"N"`
 }
@@ -140,7 +140,7 @@ func (c *benchCreateCmd) Run(ctx context.Context, a *app) error {
 // benchExecCmd measures commands.
 type benchExecCmd struct {
 	benchFlags
-	N     int      `help:"Commands in a round." placeholder:"N"`
+	N     int      `short:"n" help:"Commands in a round." placeholder:"N"`
 	Bytes byteSize `help:"Output whose speed is measured." placeholder:"SIZE"`
 }
 
@@ -154,7 +154,7 @@ func (c *benchExecCmd) Run(ctx context.Context, a *app) error {
 // benchDensityCmd measures memory, and agents at work.
 type benchDensityCmd struct {
 	benchFlags
-	N      int   `help:"Idle sandboxes." default:"1000" placeholder:"N"`
+	N      int   `short:"n" help:"Idle sandboxes." default:"1000" placeholder:"N"`
 	Settle span  `help:"How long the host rests before its memory is read." placeholder:"TIME"`
 	Agents []int `help:"Agents for each core, rising levels; 0 leaves them out." placeholder:"N,..."`
 	Period span  `help:"How long each level of agents is watched." placeholder:"TIME"`
@@ -174,7 +174,7 @@ func (c *benchDensityCmd) Run(ctx context.Context, a *app) error {
 // benchCompareCmd compares.
 type benchCompareCmd struct {
 	benchFlags
-	N    int `help:"Creates of each in a round." placeholder:"N"`
+	N    int `short:"n" help:"Creates of each in a round." placeholder:"N"`
 	Idle int `help:"Idle boxes whose memory is read." placeholder:"N"`
 }
 
