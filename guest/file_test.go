@@ -380,3 +380,38 @@ func TestSparseWrite(t *testing.T) {
 		t.Fatalf("%d %v", len(got), err)
 	}
 }
+
+// A full disk is Exhausted, leaves the old file, and no other.
+func TestDiskFull(t *testing.T) {
+	b := newBox(t)
+	mount := b.dir + "/small"
+	os.Mkdir(mount, 0o755)
+	if err := mountTmpfs(mount, "size=256k"); err != nil {
+		t.Skip("needs to mount a tmpfs:", err)
+	}
+	defer unmount(mount)
+	b.put(b.op("small/f"), "old", dsec.WriteOptions{})
+	big := strings.Repeat("x", 1<<20)
+	_, err := b.Files().Write(b.Context(), nobody, b.op("small/f"), dsec.WriteOptions{}, strings.NewReader(big))
+	wantKind(t, err, dsec.Exhausted)
+	if got, err := b.get(b.op("small/f"), dsec.ReadRange{}); err != nil || got != "old" {
+		t.Fatalf("%q %v", got, err)
+	}
+	if l, _ := os.ReadDir(mount); len(l) != 1 {
+		t.Fatalf("left %v", l)
+	}
+	// A mount point cannot be replaced, but it can be written.
+	os.WriteFile(b.dir+"/hosts", []byte("old and longer"), 0o644)
+	os.WriteFile(b.dir+"/src", nil, 0o644)
+	if err := unix.Mount(b.dir+"/src", b.dir+"/hosts", "", unix.MS_BIND, ""); err != nil {
+		t.Skip("needs to mount:", err)
+	}
+	defer unmount(b.dir + "/hosts")
+	b.put(b.op("hosts"), "new", dsec.WriteOptions{})
+	if got, err := b.get(b.op("src"), dsec.ReadRange{}); err != nil || got != "new" {
+		t.Fatalf("%q %v", got, err)
+	}
+	if m, _ := filepath.Glob(b.dir + "/.dsec*"); len(m) > 0 {
+		t.Fatalf("left %v", m)
+	}
+}

@@ -60,8 +60,12 @@ func (l *link) newStream(id uint32) *stream {
 	return s
 }
 
-// fail ends the connection once; the first cause stays.
+// fail ends the connection once; the first cause stays. The end of the
+// connection must not look like the end of a stream's data.
 func (l *link) fail(err error) {
+	if err == nil || errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
 	l.mu.Lock()
 	if l.err != nil {
 		l.mu.Unlock()

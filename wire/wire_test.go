@@ -217,6 +217,31 @@ func TestCredit(t *testing.T) {
 	<-e.closed
 }
 
+// A connection that ends in the middle of an upload is not the upload's end.
+func TestBrokenUpload(t *testing.T) {
+	got := make(chan error, 1)
+	f := &fake{write: func(r io.Reader) error {
+		_, err := io.Copy(io.Discard, r)
+		got <- err
+		return err
+	}}
+	for range 50 {
+		a, b := net.Pipe()
+		done := make(chan error, 1)
+		go func() { done <- wire.Serve(b, handler{f}) }()
+		go io.Copy(io.Discard, a)
+		a.Write(hello(wire.Version))
+		a.Write(frame(2, 0, 1, "\x0d\x08\x00\x00\x00\x00\x00\x00\x00\x00data"))
+		a.Close()
+		if err := <-got; err == nil {
+			t.Fatal("half a content was taken for the whole")
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 func hello(version uint16) []byte {
 	b := []byte{11, 0, 0, 0, 1, 0, 0, 0, 0, 0}
 	return binary.LittleEndian.AppendUint16(append(b, "dsec-wire"...), version)
