@@ -79,6 +79,14 @@ func unmountBelow(dir string) error {
 	return errors.Join(errs...)
 }
 
+// load is the number of processes that wanted to run in the last minute.
+func load() float64 {
+	b, _ := os.ReadFile("/proc/loadavg")
+	one, _, _ := strings.Cut(string(b), " ")
+	l, _ := strconv.ParseFloat(one, 64)
+	return l
+}
+
 // meminfo gives /proc/meminfo in bytes.
 func meminfo() (map[string]int64, error) {
 	b, err := os.ReadFile("/proc/meminfo")

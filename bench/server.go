@@ -18,11 +18,17 @@ type Server struct {
 	URL   string
 	Token string
 
-	program string
-	dir     string
-	cmd     *exec.Cmd
-	ended   chan error
-	log     *os.File
+	config ServerConfig
+	cmd    *exec.Cmd
+	ended  chan error
+	log    *os.File
+}
+
+// ServerConfig says what a server is started from.
+type ServerConfig struct {
+	Program string // a dsec binary
+	Guest   string // dsec-guest; default the one beside Program
+	Dir     string // made for everything that the server keeps
 }
 
 // Limits of a server's start and end.
@@ -31,19 +37,18 @@ const (
 	downPatience  = 5 * time.Minute // thousands of sandboxes may have to end
 )
 
-// StartServer starts program, a dsec binary with dsec-guest beside it, with
-// everything it keeps below dir, and returns once it serves.
-func StartServer(ctx context.Context, program, dir string) (*Server, error) {
-	s := &Server{program: program, dir: dir, ended: make(chan error, 1)}
+// StartServer starts a server and returns once it serves.
+func StartServer(ctx context.Context, c ServerConfig) (*Server, error) {
+	s := &Server{config: c, ended: make(chan error, 1)}
 	var err error
-	if err = os.MkdirAll(dir, 0o700); err != nil {
+	if err = os.MkdirAll(c.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	if s.log, err = os.Create(filepath.Join(dir, "log")); err != nil {
+	if s.log, err = os.Create(filepath.Join(c.Dir, "log")); err != nil {
 		return nil, err
 	}
 	// Port 0: two benchmarks, or a node in use, do not meet.
-	s.cmd = s.command("up", "--data", s.data(), "--listen", "127.0.0.1:0", "--name", "bench")
+	s.cmd = s.command("up", "--listen", "127.0.0.1:0", "--name", "bench")
 	if err := s.cmd.Start(); err != nil {
 		s.log.Close()
 		return nil, fmt.Errorf("start server: %w", err)
@@ -55,15 +60,19 @@ func StartServer(ctx context.Context, program, dir string) (*Server, error) {
 	return s, nil
 }
 
-func (s *Server) data() string    { return filepath.Join(s.dir, "data") }
-func (s *Server) context() string { return filepath.Join(s.dir, "dsec", "context.json") }
+func (s *Server) data() string    { return filepath.Join(s.config.Dir, "data") }
+func (s *Server) context() string { return filepath.Join(s.config.Dir, "dsec", "context.json") }
 
 // Pid is the server's process.
 func (s *Server) Pid() int { return s.cmd.Process.Pid }
 
 func (s *Server) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(s.program, args...)
-	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+s.dir, "DSEC_URL=", "DSEC_TOKEN=")
+	args = append(args, "--data", s.data())
+	if s.config.Guest != "" {
+		args = append(args, "--guest", s.config.Guest)
+	}
+	cmd := exec.Command(s.config.Program, args...)
+	cmd.Env = append(os.Environ(), "XDG_CONFIG_HOME="+s.config.Dir, "DSEC_URL=", "DSEC_TOKEN=")
 	cmd.Stdout, cmd.Stderr = s.log, s.log
 	// Out of the terminal's process group: Ctrl-C is for the benchmark, which
 	// then takes the server down.
@@ -106,7 +115,7 @@ func (s *Server) lastWords() []byte {
 func (s *Server) Close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), downPatience)
 	defer cancel()
-	down := s.command("down", "--data", s.data())
+	down := s.command("down")
 	if err := down.Start(); err != nil {
 		return fmt.Errorf("take server down: %w", err)
 	}
@@ -127,5 +136,5 @@ func (s *Server) Close() error {
 	if err != nil {
 		return err // its folder says what went wrong
 	}
-	return os.RemoveAll(s.dir)
+	return os.RemoveAll(s.config.Dir)
 }

@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 
 	"github.com/dsec-go/dsec"
 )
@@ -46,6 +47,9 @@ func Open(ctx context.Context, c Config) (*World, error) {
 
 func (w *World) open(ctx context.Context, c Config) error {
 	var err error
+	if l, n := load(), runtime.NumCPU(); l > quietLoad*float64(n) {
+		w.note("The host was busy before the run began: %.1f processes wanted to run on its %d CPUs. Even ratios mean little on such a host.", l, n)
+	}
 	w.say("building the floor")
 	if w.floor, err = BuildFloor(ctx, w.dir); err != nil {
 		return err
@@ -134,6 +138,10 @@ func (w *World) report(name string) *Report {
 	r.Notes = append(r.Notes, w.notes...)
 	return r
 }
+
+// quietLoad is how many processes may want to run on each CPU of a host that
+// can be called quiet.
+const quietLoad = 0.5
 
 // Close destroys everything that the run made, but for the folder itself.
 func (w *World) Close() error {

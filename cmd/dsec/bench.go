@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -28,6 +29,7 @@ type benchFlags struct {
 	outputFlags
 	URL    string `name:"url" help:"Measure this server (default: a private one, ended with the run)." placeholder:"URL"`
 	Dir    string `help:"Where the run's own folder is made, on the disk to measure (default the temporary folder)." placeholder:"DIR"`
+	Guest  string `help:"The dsec-guest program of the private server (default the one beside this program)." placeholder:"FILE"`
 	Rounds int    `help:"Rounds of the floor, DSec and the others in turn." placeholder:"N"`
 }
 
@@ -111,7 +113,7 @@ func (f *benchFlags) server(ctx context.Context, a *app, dir string) (s dsec.Ser
 	if err != nil {
 		return s, 0, nil, fmt.Errorf("find this program: %w", err)
 	}
-	server, err := bench.StartServer(ctx, self, dir+"/server")
+	server, err := bench.StartServer(ctx, bench.ServerConfig{Program: self, Guest: f.Guest, Dir: filepath.Join(dir, "server")})
 	if err != nil {
 		return s, 0, nil, err
 	}
