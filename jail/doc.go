@@ -4,9 +4,9 @@
 //
 // Three programs take part; the first two are the small guest binary.
 //
-//	host side (the edge)   Holder asks for shells, Group sets limits, Enter hands a root over
+//	host side (the edge)   Holder asks for shells, Group sets limits, Dress and Enter
 //	holder                 ServeHold: forks shells into fresh namespaces; survives the edge
-//	shell, then box        Prepare: all that depends on no Spec; then Receive: root, limits, filter
+//	shell, then box        Prepare and Dress: all that depends on no Spec; Enter: the root
 //
 // The holder exists because a fork into a new user namespace copies the
 // forking program's page tables: cheap for a program of one megabyte, dear for

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
 	"strings"
 	"unsafe"
 
@@ -13,18 +12,12 @@ import (
 	"github.com/dsec-go/dsec"
 )
 
-// Setup is what makes a shell into a box: everything that depends on a Spec.
-type Setup struct {
-	Root     *os.File // detached mount of the root
-	Output   *os.File // detached mount of a host folder for unlinked output files
-	Cgroup   Join     // how the workload's processes get into its cgroups
-	Filter   []byte   // seccomp program, struct sock_filter array; none when empty
-	Hostname string
-	Hosts    string   // content of /etc/hosts
-	Resolv   string   // content of /etc/resolv.conf
-	Env      []string // defaults of commands
-	Cwd      string
-	User     string
+// Outfit is what a shell gets while it waits: all that is a box's own and
+// depends on no Spec.
+type Outfit struct {
+	Output *os.File // detached mount of a host folder for unlinked output files
+	Cgroup Join     // how the workload's processes get into its cgroups
+	Filter []byte   // seccomp program, struct sock_filter array; none when empty
 }
 
 // Join is a workload's place in the host's cgroups, as descriptors, since the
@@ -45,60 +38,76 @@ type Join struct {
 
 func (j *Join) v2() bool { return j.Leave == nil }
 
-// fields and files of a Setup message; the counts are checked on receipt.
-func (s *Setup) message() *message {
-	m := &message{fields: []string{"setup", s.Hostname, s.Hosts, s.Resolv, s.Cwd, s.User, string(s.Filter),
-		strconv.Itoa(len(s.Cgroup.Tasks)), strconv.FormatBool(s.Cgroup.v2())}}
-	m.fields = append(m.fields, s.Env...)
-	m.files = []*os.File{s.Root, s.Output, s.Cgroup.Commands, s.Cgroup.OOM}
-	if !s.Cgroup.v2() {
-		m.files = append(m.files, s.Cgroup.Leave)
+// Setup is what makes a shell into a box: everything that depends on a Spec.
+type Setup struct {
+	Root     *os.File // detached mount of the root
+	Hostname string
+	Hosts    string   // content of /etc/hosts
+	Resolv   string   // content of /etc/resolv.conf
+	Env      []string // defaults of commands
+	Cwd      string
+	User     string
+}
+
+func (o *Outfit) message() *message {
+	m := &message{fields: []string{"dress", string(o.Filter)}}
+	m.files = []*os.File{o.Output, o.Cgroup.Commands, o.Cgroup.OOM}
+	if !o.Cgroup.v2() {
+		m.files = append(append(m.files, o.Cgroup.Leave), o.Cgroup.Tasks...)
 	}
-	m.files = append(m.files, s.Cgroup.Tasks...)
+	return m
+}
+
+func parseOutfit(m *message) (*Outfit, error) {
+	if len(m.fields) != 2 || m.fields[0] != "dress" || len(m.files) < 3 {
+		return nil, errMessage
+	}
+	o := &Outfit{Filter: []byte(m.fields[1]), Output: m.files[0], Cgroup: Join{Commands: m.files[1], OOM: m.files[2]}}
+	if len(m.files) > 3 {
+		o.Cgroup.Leave, o.Cgroup.Tasks = m.files[3], m.files[4:]
+	}
+	return o, nil
+}
+
+func (s *Setup) message() *message {
+	m := &message{fields: append([]string{"enter", s.Hostname, s.Hosts, s.Resolv, s.Cwd, s.User}, s.Env...)}
+	m.files = []*os.File{s.Root}
 	return m
 }
 
 func parseSetup(m *message) (*Setup, error) {
-	const fixed = 9
-	if len(m.fields) < fixed || m.fields[0] != "setup" {
+	const fixed = 6
+	if len(m.fields) < fixed || m.fields[0] != "enter" || len(m.files) != 1 {
 		return nil, errMessage
 	}
-	s := &Setup{Hostname: m.fields[1], Hosts: m.fields[2], Resolv: m.fields[3], Cwd: m.fields[4], User: m.fields[5],
-		Filter: []byte(m.fields[6]), Env: m.fields[fixed:]}
-	tasks, err := strconv.Atoi(m.fields[7])
-	want := 5 + tasks
-	if m.fields[8] == "true" {
-		want = 4
-	}
-	if err != nil || len(m.files) != want {
-		return nil, errMessage
-	}
-	s.Root, s.Output = m.files[0], m.files[1]
-	s.Cgroup.Commands, s.Cgroup.OOM = m.files[2], m.files[3]
-	if len(m.files) > 4 {
-		s.Cgroup.Leave, s.Cgroup.Tasks = m.files[4], m.files[5:]
-	}
-	return s, nil
+	f := m.fields
+	return &Setup{Root: m.files[0], Hostname: f[1], Hosts: f[2], Resolv: f[3], Cwd: f[4], User: f[5], Env: f[fixed:]}, nil
 }
 
-// Enter hands s to the shell listening at the socket path and waits until it
-// is a box. The files stay the caller's.
-func Enter(socket string, s *Setup) error {
+// Dress gives the shell listening at the socket path its outfit, and returns
+// when it is ready for Enter. The files stay the caller's.
+func Dress(socket string, o *Outfit) error { return ask(socket, o.message()) }
+
+// Enter hands s to a dressed shell and waits until it is a box. The file stays
+// the caller's.
+func Enter(socket string, s *Setup) error { return ask(socket, s.message()) }
+
+func ask(socket string, m *message) error {
 	conn, err := dial(socket, unix.SOCK_STREAM)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(conn)
-	tv := unix.NsecToTimeval(enterTimeout.Nanoseconds())
+	tv := unix.NsecToTimeval(askTimeout.Nanoseconds())
 	if err := unix.SetsockoptTimeval(conn, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv); err != nil {
 		return err
 	}
-	if err := s.message().send(conn); err != nil {
-		return fmt.Errorf("send setup: %w", err)
+	if err := m.send(conn); err != nil {
+		return fmt.Errorf("send to shell: %w", err)
 	}
 	r, err := receive(conn)
 	if err != nil {
-		return fmt.Errorf("wait for the box: %w", err)
+		return fmt.Errorf("wait for shell: %w", err)
 	}
 	defer r.close()
 	if len(r.fields) != 1 {
@@ -111,10 +120,9 @@ func Enter(socket string, s *Setup) error {
 	return nil
 }
 
-// Receive waits on the listening socket for one Enter and makes the shell into
-// a box. A Setup that cannot be carried out is answered and returned; the
-// process is of no use afterwards.
-func (sh *Shell) Receive(listener int) (*Box, *Setup, error) {
+// answer takes one message from the listening socket, does what it asks for,
+// and tells the host how that went.
+func answer(listener int, do func(*message) error) error {
 	var conn int
 	var err error
 	for {
@@ -123,44 +131,55 @@ func (sh *Shell) Receive(listener int) (*Box, *Setup, error) {
 		}
 	}
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
 	defer unix.Close(conn)
 	m, err := receive(conn)
 	if err != nil {
-		return nil, nil, err
+		return err
 	}
-	s, err := parseSetup(m)
-	if err != nil {
-		m.close()
-		return nil, nil, err
+	text := ""
+	if err = do(m); err != nil {
+		text = dsec.KindOf(err).String() + " " + err.Error()
 	}
-	box, err := sh.enter(s)
-	answer := ""
-	if err != nil {
-		answer = dsec.KindOf(err).String() + " " + err.Error()
-	}
-	if e := (&message{fields: []string{answer}}).send(conn); err == nil {
+	if e := (&message{fields: []string{text}}).send(conn); err == nil {
 		err = e
 	}
-	return box, s, err
+	return err
 }
 
-func (sh *Shell) enter(s *Setup) (*Box, error) {
-	if err := sh.root(s); err != nil {
-		return nil, err
+// Receive waits on the listening socket for one Dress and one Enter and makes
+// the shell into a box. What cannot be carried out is answered and returned;
+// the process is of no use afterwards.
+func (sh *Shell) Receive(listener int) (box *Box, o *Outfit, s *Setup, err error) {
+	err = answer(listener, func(m *message) (err error) {
+		if o, err = parseOutfit(m); err != nil {
+			return err
+		}
+		return sh.forge.do(func() error { return dress(o) })
+	})
+	if err != nil {
+		return nil, nil, nil, err
 	}
-	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
-		return nil, fmt.Errorf("set hostname: %w", err)
-	}
-	if err := sh.forge.do(func() error { return dress(s) }); err != nil {
-		return nil, err
-	}
-	return &Box{forge: sh.forge, own: sh.own, cgroup: s.Cgroup}, nil
+	err = answer(listener, func(m *message) (err error) {
+		if s, err = parseSetup(m); err != nil {
+			return err
+		}
+		return sh.enter(s)
+	})
+	return &Box{forge: sh.forge, own: sh.own, cgroup: o.Cgroup}, o, s, err
 }
 
-// root attaches the root and moves the prepared parts into it.
-func (sh *Shell) root(s *Setup) error {
+// enter attaches the root, moves the prepared parts into it, puts it over the
+// shell's own root and changes to it.
+//
+// It does not pivot. That walks every thread of the host, and letting the old
+// root go waits for a grace period of the kernel; both grow dear on a node with
+// thousands of boxes. The old root stays below: read-only, with nothing of the
+// host in it, and out of reach, since the new root is mounted on its top: a
+// ".." that leaves a chroot ends there, and only CAP_SYS_ADMIN could unmount it.
+// The reaper shares the shell's root and follows it.
+func (sh *Shell) enter(s *Setup) error {
 	err := unix.MoveMount(int(s.Root.Fd()), "", unix.AT_FDCWD, stageRoot, unix.MOVE_MOUNT_F_EMPTY_PATH)
 	s.Root.Close()
 	if err != nil {
@@ -179,7 +198,19 @@ func (sh *Shell) root(s *Setup) error {
 	if err := etcFiles(root, s); err != nil {
 		return err
 	}
-	return pivot(stageRoot)
+	if err := unix.Mount(stageRoot, "/", "", unix.MS_MOVE, ""); err != nil {
+		return fmt.Errorf("cover the shell's root: %w", err)
+	}
+	if err := unix.Fchdir(root); err != nil {
+		return err
+	}
+	if err := unix.Chroot("."); err != nil {
+		return fmt.Errorf("change root: %w", err)
+	}
+	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
+		return fmt.Errorf("set hostname: %w", err)
+	}
+	return nil
 }
 
 // inside opens name below root, and nothing else: no symlink of the image is
@@ -218,9 +249,6 @@ func etcFiles(root int, s *Setup) error {
 		return nil
 	}
 	defer unix.Close(etc)
-	if err := mount("etc", stageEtc, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=256k,mode=755"); err != nil {
-		return err
-	}
 	for _, f := range [][2]string{{"hosts", s.Hosts}, {"hostname", s.Hostname + "\n"}, {"resolv.conf", s.Resolv}} {
 		if err := os.WriteFile(stageEtc+"/"+f[0], []byte(f[1]), 0o644); err != nil {
 			return err
@@ -260,14 +288,14 @@ func bindFile(from string, to int) error {
 // dress gives the calling thread, the forge's, the workload's cgroups, filter
 // and capabilities. The filter goes in while the thread still has
 // CAP_SYS_ADMIN, without no_new_privs: sudo and su work in a box.
-func dress(s *Setup) error {
-	for _, t := range s.Cgroup.Tasks {
+func dress(o *Outfit) error {
+	for _, t := range o.Cgroup.Tasks {
 		if err := joinTasks(t); err != nil {
 			return err
 		}
 		t.Close()
 	}
-	s.Cgroup.Tasks = nil
+	o.Cgroup.Tasks = nil
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("unshare cgroup namespace: %w", err)
 	}
@@ -276,10 +304,11 @@ func dress(s *Setup) error {
 	if err := dropBounding(); err != nil {
 		return err
 	}
-	if len(s.Filter) > 0 {
-		if err := installFilter(s.Filter); err != nil {
+	if len(o.Filter) > 0 {
+		if err := installFilter(o.Filter); err != nil {
 			return err
 		}
+		o.Filter = nil
 	}
 	return dropCapabilities()
 }

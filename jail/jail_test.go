@@ -42,7 +42,7 @@ func testGuest() error {
 	if err != nil {
 		return err
 	}
-	box, s, err := sh.Receive(3)
+	box, _, s, err := sh.Receive(3)
 	if err != nil {
 		return err
 	}
@@ -169,7 +169,10 @@ func (h *host) box(r dsec.Resources) *testBox {
 	out := openTree(t, h.dir)
 	defer out.Close()
 	_ = pid
-	if err := Enter(b.socket, &Setup{Root: root, Output: out, Cgroup: join, Hostname: "boxed", Hosts: "127.0.0.1 localhost\n",
+	if err := Dress(b.socket, &Outfit{Output: out, Cgroup: join}); err != nil {
+		t.Fatal(err)
+	}
+	if err := Enter(b.socket, &Setup{Root: root, Hostname: "boxed", Hosts: "127.0.0.1 localhost\n",
 		Env: []string{"PATH=/usr/bin:/bin"}}); err != nil {
 		t.Fatal(err)
 	}
@@ -271,6 +274,31 @@ func TestBoxRuns(t *testing.T) {
 				t.Errorf("%v gives %q, want %q (%s)", c.argv, out, c.want, answer)
 			}
 		})
+	}
+}
+
+// TestRootHolds tries the ways out of a root that is not pivoted to.
+func TestRootHolds(t *testing.T) {
+	b := newHost(t).box(roomy)
+	const escape = `
+import os
+os.mkdir("/tmp/d"); fd = os.open("/", os.O_RDONLY); os.chroot("/tmp/d"); os.fchdir(fd)
+for i in range(200): os.chdir("..")
+os.chroot(".")
+print("usr" in os.listdir("/"), "m" in os.listdir("/"))`
+	if answer, out := b.run("", 0, "/usr/bin/python3", "-c", escape); out != "True False\n" {
+		t.Errorf("after leaving a chroot: %q (%s)", out, answer)
+	}
+	for _, path := range []string{"/proc/1/root/", "/proc/1/cwd/", "/proc/1/exe", "/proc/1/fd/", "/proc/1/mem", "/proc/1/environ", "/proc/1/map_files"} {
+		answer, out := b.run("", 0, "/bin/sh", "-c", "ls -L "+path+" >/dev/null 2>&1 || ! head -c1 "+path+" >/dev/null 2>&1 && echo shut")
+		if out != "shut\n" {
+			t.Errorf("%s is open: %q (%s)", path, out, answer)
+		}
+	}
+	for _, c := range []string{"umount /", "umount -l /", "mount -t tmpfs x /mnt", "unshare -m true", "nsenter -t 1 -m true"} {
+		if answer, _ := b.run("", 0, "/bin/sh", "-c", c); strings.Contains(answer, "code 0") {
+			t.Errorf("%s was allowed: %s", c, answer)
+		}
 	}
 }
 

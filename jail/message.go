@@ -22,7 +22,7 @@ const (
 	maxMessage = 192 << 10
 	maxFiles   = 32
 
-	enterTimeout = 10 * time.Second // a shell answers in a millisecond
+	askTimeout = 10 * time.Second // a shell answers in a millisecond
 )
 
 var errMessage = errors.New("malformed message")

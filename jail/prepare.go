@@ -58,6 +58,9 @@ func Prepare() (*Shell, error) {
 	if err := maskProc(); err != nil {
 		return nil, err
 	}
+	if err := mount("etc", stageEtc, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=256k,mode=755"); err != nil {
+		return nil, err
+	}
 	return &Shell{forge: f, own: own}, nil
 }
 

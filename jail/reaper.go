@@ -22,7 +22,8 @@ var (
 // startReaper forks pid 1 of the pid namespace that the calling thread has
 // unshared. It mounts the namespace's procfs on stageProc, then collects
 // orphans for ever. All its signals are blocked, and as pid 1 it cannot be
-// killed from inside. It ends with the shell's own pid namespace.
+// killed from inside. It ends with the shell's own pid namespace, and shares its
+// root, so that it follows Shell.enter.
 //
 // Requires: the OS thread is locked, and has unshared CLONE_NEWPID and not
 // forked since.
@@ -68,7 +69,7 @@ func startReaper() error {
 //go:norace
 //go:nosplit
 func forkReaper(result uintptr) (uintptr, syscall.Errno) {
-	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD), 0, 0, 0, 0, 0)
+	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|syscall.CLONE_FS, 0, 0, 0, 0, 0)
 	if errno != 0 || pid != 0 {
 		return pid, errno
 	}

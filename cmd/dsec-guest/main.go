@@ -54,7 +54,7 @@ func serveBox() error {
 	if err != nil {
 		return err
 	}
-	b, setup, err := shell.Receive(listenFD)
+	b, outfit, setup, err := shell.Receive(listenFD)
 	if err != nil {
 		return err
 	}
@@ -62,7 +62,7 @@ func serveBox() error {
 	if err != nil {
 		return err
 	}
-	agent := guest.New(guest.Options{Box: box{b}, Output: setup.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User})
+	agent := guest.New(guest.Options{Box: box{b}, Output: outfit.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User})
 	return agent.Serve(l)
 }
 

@@ -186,7 +186,20 @@ func (d *Driver) makeShell(s *shell) error {
 	if s.pid, s.pidfd, err = d.holder.Spawn(base(s.slot), l, cg); err != nil {
 		return err
 	}
-	return writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)})
+	if err := writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)}); err != nil {
+		return err
+	}
+	out, err := rootfs.MountFolder(filepath.Join(s.dir, "out"), nil)
+	if err != nil {
+		return err
+	}
+	defer out.Close()
+	join, err := s.group.Join()
+	if err != nil {
+		return err
+	}
+	defer join.Close()
+	return jail.Dress(s.socket(), &jail.Outfit{Output: out, Cgroup: join, Filter: d.filter})
 }
 
 // kill sends SIGKILL to the guest, pid 1 of the box's outer pid namespace, and
@@ -304,23 +317,12 @@ func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *timer)
 		return nil, err
 	}
 	defer root.Close()
-	out, err := rootfs.MountFolder(filepath.Join(s.dir, "out"), nil)
-	if err != nil {
-		return nil, err
-	}
-	defer out.Close()
-	join, err := s.group.Join()
-	if err != nil {
-		return nil, err
-	}
-	defer join.Close()
 	t.mark("root")
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
 	if err := jail.Enter(s.socket(), &jail.Setup{
-		Root: root, Output: out, Cgroup: join, Filter: d.filter,
-		Hostname: c.Hostname, Hosts: hostsFile(c.Hostname), Resolv: resolvFile,
+		Root: root, Hostname: c.Hostname, Hosts: hostsFile(c.Hostname), Resolv: resolvFile,
 		Env: c.Guest.Env, Cwd: c.Guest.Cwd, User: c.Guest.User,
 	}); err != nil {
 		return nil, err

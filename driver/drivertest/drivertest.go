@@ -62,6 +62,7 @@ func Run(t *testing.T, e Env) {
 		{"limits", testLimits},
 		{"fork bomb", testForkBomb},
 		{"hostile workload", testHostile},
+		{"confined", testConfined},
 		{"no shell", testNoShell},
 		{"stop", testStop},
 		{"stop is quick whatever runs", testStopQuick},

@@ -73,6 +73,32 @@ func testHostile(t *testing.T, e Env) {
 	})
 }
 
+// testConfined lists what root in a sandbox must not be able to do, and what it
+// must.
+func testConfined(t *testing.T, e Env) {
+	with(t, e, func(t *testing.T, m driver.Machine) {
+		for _, line := range []string{
+			"unshare -U true", "unshare -m true", "mount -t tmpfs x /tmp", "umount /", "umount /proc",
+			"mknod /tmp/disk b 8 0 && head -c1 /tmp/disk", "dmesg", "nsenter -t 1 -m true",
+			"head -c1 /proc/kcore", "head -c1 /proc/1/environ", "ls /proc/1/root/", "echo 1 > /proc/sys/kernel/sysrq",
+			"echo x > /sys/power/state", "ls /sys/fs/cgroup/memory", "insmod /bin/busybox",
+		} {
+			if r := sh(t, m, line); r.Code == 0 {
+				t.Errorf("%q succeeds: %q", line, r.Out)
+			}
+		}
+		for _, line := range []string{
+			"chroot / true", "su alice -c 'id -u' | grep -qx 1000", "ping -c1 -W2 127.0.0.1", "chown alice /tmp && chmod 4755 /bin/busybox",
+			"test -w /dev/null && test -c /dev/zero && test -e /dev/ptmx && test -d /dev/shm", "grep -q localhost /etc/hosts", "mkfifo /tmp/p",
+			"nc -l -p 80 -w 1 </dev/null & nc 127.0.0.1 80 </dev/null; wait",
+		} {
+			if r := sh(t, m, line); r.Code != 0 {
+				t.Errorf("%q fails: %q %q", line, r.Out, r.Err)
+			}
+		}
+	})
+}
+
 // testNoShell runs a lone static program in an image that has nothing else.
 func testNoShell(t *testing.T, e Env) {
 	program, err := os.ReadFile(Busybox)
