@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -35,9 +36,11 @@ func ServeHold() error {
 	if h.listen, err = moveUp(holdListenFD); err != nil {
 		return err
 	}
-	if h.guest, err = moveUp(holdGuestFD); err != nil {
+	guest, err := moveUp(holdGuestFD)
+	if err != nil {
 		return err
 	}
+	h.spawner = newSpawner(guest)
 	if err := holdRoot(); err != nil {
 		return err
 	}
@@ -82,16 +85,24 @@ func setName(name string) {
 // moveUp gives an inherited descriptor a number out of the way of those that a
 // fork gives to a shell's files, and closes it on exec.
 func moveUp(fd int) (int, error) {
-	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
+	n, err := dupUp(fd)
 	if err != nil {
-		return -1, fmt.Errorf("duplicate inherited descriptor %d: %w", fd, err)
+		return -1, err
 	}
 	return n, unix.Close(fd)
 }
 
+func dupUp(fd int) (int, error) {
+	n, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, 64)
+	if err != nil {
+		return -1, fmt.Errorf("duplicate descriptor %d: %w", fd, err)
+	}
+	return n, nil
+}
+
 type hold struct {
 	listen   int // listening socket
-	guest    int // guest binary
+	spawner  *spawner
 	requests chan holdRequest
 	mu       sync.Mutex // held from fork to reply, so that reap cannot overtake
 }
@@ -133,57 +144,34 @@ func reply(conn int, text string, files []*os.File) {
 	m.send(conn) //nolint:errcheck // a host that went away asks again when it is back
 }
 
-// spawn forks one shell: fields "spawn", first uid of its range; files: its
-// listening socket and, on cgroup v2, the cgroup it is born in.
+// spawn forks one shell. Files: its listening socket, a socket on which the
+// host is told the pid and answers once it has written the id maps, and on
+// cgroup v2 the cgroup it is born in.
 func (h *hold) spawn(r holdRequest) {
 	defer r.m.close()
-	pidfd, pid, err := h.fork(r.m)
+	if len(r.m.files) < 2 || len(r.m.files) > 3 {
+		reply(r.conn, "error "+errMessage.Error(), nil)
+		return
+	}
+	cgroup := -1
+	if len(r.m.files) == 3 {
+		cgroup = int(r.m.files[2].Fd())
+	}
+	listener, err := dupUp(int(r.m.files[0].Fd()))
 	if err != nil {
 		reply(r.conn, "error "+err.Error(), nil)
 		return
 	}
-	f := os.NewFile(uintptr(pidfd), "pidfd")
+	defer unix.Close(listener)
+	h.mu.Lock()
+	pid, f, err := h.spawner.fork(listener, int(r.m.files[1].Fd()), cgroup)
+	h.mu.Unlock()
+	if err != nil {
+		reply(r.conn, "error "+err.Error(), nil)
+		return
+	}
 	reply(r.conn, strconv.Itoa(pid), []*os.File{f})
 	f.Close()
-}
-
-func (h *hold) fork(m *message) (pidfd, pid int, err error) {
-	if len(m.fields) != 2 || len(m.files) < 1 || len(m.files) > 2 {
-		return 0, 0, errMessage
-	}
-	base, err := strconv.ParseUint(m.fields[1], 10, 32)
-	if err != nil {
-		return 0, 0, errMessage
-	}
-	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(base), Size: IDRange}}
-	sys := &syscall.SysProcAttr{
-		Cloneflags: syscall.CLONE_NEWUSER | syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET |
-			syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS,
-		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true,
-		Credential: &syscall.Credential{},
-		Setsid:     true,
-		PidFD:      &pidfd,
-	}
-	if len(m.files) == 2 {
-		sys.UseCgroupFD, sys.CgroupFD = true, int(m.files[1].Fd())
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	pid, err = syscall.ForkExec("/proc/self/fd/"+strconv.Itoa(h.guest), []string{"dsec-guest", "init"}, &syscall.ProcAttr{
-		Dir: "/", Env: []string{"GOMAXPROCS=2", "GODEBUG=madvdontneed=1"},
-		Files: []uintptr{0, 1, 2, m.files[0].Fd()},
-		Sys:   sys,
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("fork guest: %w", err)
-	}
-	if pidfd < 0 { // a kernel without pidfds at clone
-		if pidfd, err = unix.PidfdOpen(pid, 0); err != nil {
-			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // our own child, not yet reaped
-			return 0, 0, fmt.Errorf("open pidfd: %w", err)
-		}
-	}
-	return pidfd, pid, nil
 }
 
 // reap collects shells that ended. Hosts learn of the end from the pidfd.
@@ -292,20 +280,69 @@ func startHolder(c HolderConfig) error {
 // Spawn makes a shell whose ids start at base and that listens on l. cgroup is
 // nil on v1. It returns the shell's pid and pidfd; the caller closes the file.
 func (h *Holder) Spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File, error) {
-	m := message{fields: []string{"spawn", strconv.FormatUint(uint64(base), 10)}, files: []*os.File{l}}
+	pid, pidfd, err := h.spawn(base, l, cgroup)
+	if err != nil {
+		return 0, nil, fmt.Errorf("spawn shell: %w", err)
+	}
+	return pid, pidfd, nil
+}
+
+func (h *Holder) spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File, error) {
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, nil, err
+	}
+	ours, theirs := os.NewFile(uintptr(pair[0]), "sync"), os.NewFile(uintptr(pair[1]), "sync")
+	defer ours.Close()
+	m := message{fields: []string{"spawn"}, files: []*os.File{l, theirs}}
 	if cgroup != nil {
 		m.files = append(m.files, cgroup)
 	}
-	r, err := h.call(&m)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.conn < 0 {
+		theirs.Close()
+		return 0, nil, os.ErrClosed
+	}
+	err = m.send(h.conn)
+	theirs.Close()
 	if err != nil {
-		return 0, nil, fmt.Errorf("spawn shell: %w", err)
+		return 0, nil, err
+	}
+	// The child waits for its maps and the holder for the child. An error here
+	// closes our end, and both go on.
+	mapErr := letGo(ours, base)
+	if mapErr != nil {
+		ours.Close()
+	}
+	r, err := h.answer()
+	if err != nil {
+		return 0, nil, errors.Join(mapErr, err)
 	}
 	pid, err := strconv.Atoi(r.fields[0])
 	if err != nil || len(r.files) != 1 {
 		r.close()
-		return 0, nil, fmt.Errorf("spawn shell: %s", r.fields[0])
+		return 0, nil, errors.Join(mapErr, errors.New(r.fields[0]))
 	}
 	return pid, r.files[0], nil
+}
+
+// letGo reads the child's pid from the sync socket, writes its maps and lets it
+// go on.
+func letGo(sync *os.File, base uint32) error {
+	var tid [4]byte
+	if _, err := unix.Read(int(sync.Fd()), tid[:]); err != nil {
+		return err
+	}
+	pid := int(binary.NativeEndian.Uint32(tid[:]))
+	if pid == 0 { // the holder could not fork; its answer says why
+		return nil
+	}
+	if err := writeIDMaps(pid, base); err != nil {
+		return err
+	}
+	_, err := unix.Write(int(sync.Fd()), []byte{1})
+	return err
 }
 
 // Pid is the holder's process.
@@ -342,6 +379,11 @@ func (h *Holder) call(m *message) (*message, error) {
 	if err := m.send(h.conn); err != nil {
 		return nil, err
 	}
+	return h.answer()
+}
+
+// Requires: h.mu held.
+func (h *Holder) answer() (*message, error) {
 	r, err := receive(h.conn)
 	if err != nil {
 		return nil, err

@@ -19,8 +19,9 @@ type message struct {
 }
 
 const (
-	maxMessage = 192 << 10
-	maxFiles   = 32
+	maxMessage   = 2 << 20 // an environment may have dsec.MaxEnvBytes
+	smallMessage = 6 << 10 // holds an outfit, and all that is sent as a datagram
+	maxFiles     = 32
 
 	askTimeout = 10 * time.Second // a shell answers in a millisecond
 )
@@ -80,14 +81,25 @@ func (m *message) send(fd int) error {
 }
 
 // receive reads one message from a blocking descriptor. The files are the
-// caller's, and close on exec.
+// caller's, and close on exec. On a SOCK_SEQPACKET descriptor a message has at
+// most smallMessage bytes.
 func receive(fd int) (*message, error) {
-	buf := make([]byte, 4+maxMessage)
-	oob := make([]byte, unix.CmsgSpace(maxFiles*4))
 	m := &message{}
-	n := 0
-	for n < 4 || n < 4+int(binary.BigEndian.Uint32(buf)) {
-		k, oobn, _, _, err := unix.Recvmsg(fd, buf[n:], oob, unix.MSG_CMSG_CLOEXEC)
+	buf, err := m.read(fd, make([]byte, 4+smallMessage))
+	if err == nil {
+		m.fields, err = decodeFields(buf)
+	}
+	if err != nil {
+		m.close()
+		return nil, err
+	}
+	return m, nil
+}
+
+func (m *message) read(fd int, buf []byte) ([]byte, error) {
+	var oob [256]byte // room for maxFiles
+	for n := 0; ; {
+		k, oobn, _, _, err := unix.Recvmsg(fd, buf[n:], oob[:], unix.MSG_CMSG_CLOEXEC)
 		if err == unix.EINTR {
 			continue
 		}
@@ -95,30 +107,30 @@ func receive(fd int) (*message, error) {
 			err = unix.ECONNRESET
 		}
 		if err != nil {
-			m.close()
 			return nil, err
 		}
-		if oobn > 0 {
-			if err := m.takeRights(oob[:oobn]); err != nil {
-				m.close()
-				return nil, err
-			}
+		if err := m.takeRights(oob[:oobn]); err != nil {
+			return nil, err
 		}
-		n += k
-		if n >= 4 && binary.BigEndian.Uint32(buf) > maxMessage {
-			m.close()
+		if n += k; n < 4 {
+			continue
+		}
+		size := binary.BigEndian.Uint32(buf)
+		if size > maxMessage {
 			return nil, errMessage
 		}
+		if end := 4 + int(size); n >= end {
+			return buf[4:end], nil
+		} else if end > len(buf) {
+			buf = append(buf[:n], make([]byte, end-n)...)
+		}
 	}
-	var err error
-	if m.fields, err = decodeFields(buf[4:n]); err != nil {
-		m.close()
-		return nil, err
-	}
-	return m, nil
 }
 
 func (m *message) takeRights(oob []byte) error {
+	if len(oob) == 0 {
+		return nil
+	}
 	cmsgs, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 package jail
 
 import (
+	"encoding/binary"
 	"fmt"
 	"syscall"
 	"unsafe"
@@ -8,22 +9,29 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the reaper's child code uses lives in package variables, filled in
-// before the fork: the child may not allocate, grow its stack or call into the
-// runtime, since it is a copy of one thread of a Go program.
-var (
-	reaperProcFS   = [...]byte{'p', 'r', 'o', 'c', 0}
-	reaperProcPath = [...]byte{'/', 'm', '/', 'p', 'r', 'o', 'c', 0} // stageProc
-	reaperName     = [...]byte{'i', 'n', 'i', 't', 0}
-	reaperResult   [4]byte
-	reaperChld     uint64 // signal set of SIGCHLD alone
-)
+// reaperWork is the memory that the reaper uses; the assembly knows its layout.
+type reaperWork struct {
+	chld   uint64   // 0: signal set of SIGCHLD alone
+	result int32    // 8: descriptor
+	errno  int32    // 12: of the mount
+	name   [16]byte // 16
+	fs     [8]byte  // 32
+	path   [16]byte // 40: stageProc
+}
 
-// startReaper forks pid 1 of the pid namespace that the calling thread has
+// theReaper is never freed: the reaper reads it as long as the shell lives.
+var theReaper reaperWork
+
+// reaperStack is the child's stack pointer. Its code uses none, but a signal
+// frame would be put there; all its signals are blocked.
+var reaperStack [1024]byte
+
+// startReaper makes pid 1 of the pid namespace that the calling thread has
 // unshared. It mounts the namespace's procfs on stageProc, then collects
-// orphans for ever. All its signals are blocked, and as pid 1 it cannot be
-// killed from inside. It ends with the shell's own pid namespace, and shares its
-// root, so that it follows Shell.enter.
+// orphans for ever. It shares the shell's memory, of which it touches nothing
+// but theReaper, so it costs a task and no page; and its root, so that it
+// follows Shell.enter. All its signals are blocked, and as pid 1 it cannot be
+// killed from inside. It ends with the shell's own pid namespace.
 //
 // Requires: the OS thread is locked, and has unshared CLONE_NEWPID and not
 // forked since.
@@ -33,58 +41,47 @@ func startReaper() error {
 		return err
 	}
 	defer unix.Close(p[0])
-	reaperChld = 1 << (uint(unix.SIGCHLD) - 1)
-
-	// The child must not run a Go signal handler: block everything around the
-	// fork. It keeps the mask.
-	var all, old unix.Sigset_t
-	for i := range all.Val {
-		all.Val[i] = ^uint64(0)
+	theReaper.chld = 1 << (uint(unix.SIGCHLD) - 1)
+	theReaper.result = int32(p[1])
+	copy(theReaper.name[:], "init")
+	copy(theReaper.fs[:], "proc")
+	copy(theReaper.path[:], stageProc)
+	args := cloneArgs{
+		flags:      unix.CLONE_VM | unix.CLONE_FS,
+		exitSignal: uint64(unix.SIGCHLD),
+		stack:      uint64(uintptr(unsafe.Pointer(&reaperStack))),
+		stackSize:  uint64(len(reaperStack)),
 	}
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
-		unix.Close(p[1])
-		return err
-	}
-	_, errno := forkReaper(uintptr(p[1]))
-	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil); err != nil {
-		unix.Close(p[1])
-		return err
-	}
+	pid := 0
+	var errno uintptr
+	err := signalsBlocked(func() { pid, errno = cloneReaper(&args, unsafe.Sizeof(args), &theReaper) })
 	unix.Close(p[1])
-	if errno != 0 {
-		return fmt.Errorf("fork reaper: %w", errno)
+	if err == nil && errno != 0 {
+		err = syscall.Errno(errno)
+	}
+	if err != nil {
+		return fmt.Errorf("clone reaper: %w", err)
 	}
 	var b [4]byte
-	if n, err := unix.Read(p[0], b[:]); err != nil || n != 4 {
-		return fmt.Errorf("reaper ended at once (%d bytes, %v)", n, err)
+	if n, err := unix.Read(p[0], b[:]); err != nil || n != len(b) {
+		return fmt.Errorf("reaper %d ended at once (%d bytes, %v)", pid, n, err)
 	}
-	if e := *(*uint32)(unsafe.Pointer(&b)); e != 0 {
+	if e := binary.NativeEndian.Uint32(b[:]); e != 0 {
 		return fmt.Errorf("mount proc of the box: %w", syscall.Errno(e))
 	}
 	return nil
 }
 
-// forkReaper returns in the parent only.
-//
-//go:norace
-//go:nosplit
-func forkReaper(result uintptr) (uintptr, syscall.Errno) {
-	pid, _, errno := syscall.RawSyscall6(syscall.SYS_CLONE, uintptr(syscall.SIGCHLD)|syscall.CLONE_FS, 0, 0, 0, 0, 0)
-	if errno != 0 || pid != 0 {
-		return pid, errno
+// signalsBlocked calls f with all signals of the calling thread blocked: what f
+// clones must not run a signal handler of the Go runtime's.
+func signalsBlocked(f func()) error {
+	var all, old unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = ^uint64(0)
 	}
-	syscall.RawSyscall(syscall.SYS_PRCTL, unix.PR_SET_NAME, uintptr(unsafe.Pointer(&reaperName)), 0)
-	syscall.RawSyscall(syscall.SYS_SETSID, 0, 0, 0)
-	_, _, errno = syscall.RawSyscall6(syscall.SYS_MOUNT,
-		uintptr(unsafe.Pointer(&reaperProcFS)), uintptr(unsafe.Pointer(&reaperProcPath)), uintptr(unsafe.Pointer(&reaperProcFS)),
-		unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, 0, 0)
-	*(*uint32)(unsafe.Pointer(&reaperResult)) = uint32(errno)
-	syscall.RawSyscall(syscall.SYS_WRITE, result, uintptr(unsafe.Pointer(&reaperResult)), 4)
-	syscall.RawSyscall(unix.SYS_CLOSE_RANGE, 0, ^uintptr(0)>>32, 0)
-	for {
-		pid, _, _ := syscall.RawSyscall6(syscall.SYS_WAIT4, ^uintptr(0), 0, unix.WNOHANG|unix.WALL, 0, 0, 0)
-		if pid == 0 || int(pid) < 0 {
-			syscall.RawSyscall6(syscall.SYS_RT_SIGTIMEDWAIT, uintptr(unsafe.Pointer(&reaperChld)), 0, 0, 8, 0, 0)
-		}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &old); err != nil {
+		return err
 	}
+	f()
+	return unix.PthreadSigmask(unix.SIG_SETMASK, &old, nil)
 }
