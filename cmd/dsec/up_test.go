@@ -224,6 +224,9 @@ func TestUpOutlivesItself(t *testing.T) {
 	if got := w.run("exec", id, "hello", "version"); !strings.HasPrefix(got, "dsec-guest ") {
 		t.Errorf("after a restart exec gave %q", got)
 	}
+	if got := w.run("run", "tiny", "--", "hello", "version"); !strings.HasPrefix(got, "dsec-guest ") {
+		t.Errorf("after a restart run gave %q", got)
+	}
 	w.run("down", "--data", w.data)
 	if code := <-up.code; code != 0 || !strings.Contains(up.out.String(), "taken down") {
 		t.Errorf("up ended with %d: %s%s", code, up.out, up.err)
