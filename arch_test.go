@@ -10,8 +10,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -143,6 +145,33 @@ func TestLightPackagesStayLight(t *testing.T) {
 				if p.ImportPath == b || strings.HasPrefix(p.ImportPath, b+"/") {
 					t.Errorf("%s links %s", dir, p.ImportPath)
 				}
+			}
+		}
+	}
+}
+
+// TestArchitectureNamesWhatExists checks the links of the page that new people
+// read first: a name in a link to a Go file is declared there.
+func TestArchitectureNamesWhatExists(t *testing.T) {
+	page, err := os.ReadFile("docs/ARCHITECTURE.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	links := regexp.MustCompile("\\[`([^`]+)`\\]\\(([^)]+)\\)").FindAllSubmatch(page, -1)
+	if len(links) < 50 {
+		t.Errorf("only %d links were found", len(links))
+	}
+	for _, l := range links {
+		name, target := string(l[1]), filepath.Join("docs", string(l[2]))
+		text, err := os.ReadFile(target)
+		switch {
+		case errors.Is(err, syscall.EISDIR):
+		case err != nil:
+			t.Errorf("%s: %v", name, err)
+		case filepath.Ext(target) == ".go" && filepath.Ext(name) == "":
+			declared := regexp.MustCompile(`(?m)^(func (\([^)]*\) )?|type |\t)` + regexp.QuoteMeta(name) + `\b`)
+			if !declared.Match(text) {
+				t.Errorf("%s declares no %s", target, name)
 			}
 		}
 	}
