@@ -47,7 +47,6 @@ type fakeCommand struct {
 	out     []dsec.Output
 	changed chan struct{}
 	stdin   *io.PipeWriter
-	read    int64
 	signal  chan string
 }
 

@@ -32,7 +32,7 @@ const (
 // newLog gives a log for w: coloured lines on a terminal, JSON elsewhere.
 func newLog(w io.Writer, level slog.Level) *slog.Logger {
 	if _, ok := terminalOf(w); ok {
-		return slog.New(tint.NewHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly}))
+		return slog.New(tint.NewTextHandler(w, &tint.Options{Level: level, TimeFormat: time.TimeOnly}))
 	}
 	return slog.New(slog.NewJSONHandler(w, &slog.HandlerOptions{Level: level}))
 }
