@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -29,7 +30,7 @@ func build(t *testing.T) *bench.Floor {
 		if err := f.Close(); err != nil {
 			t.Error(err)
 		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/*/dsec-floor-*"); len(left) > 0 {
+		if left, _ := filepath.Glob("/sys/fs/cgroup/*/dsec-floor-" + strconv.Itoa(os.Getpid())); len(left) > 0 {
 			t.Errorf("control groups are left: %v", left)
 		}
 	})
@@ -143,7 +144,7 @@ func TestRunc(t *testing.T) {
 		if err := r.Close(); err != nil {
 			t.Error(err)
 		}
-		if left, _ := filepath.Glob("/sys/fs/cgroup/*/dsec-runc-*"); len(left) > 0 {
+		if left, _ := filepath.Glob("/sys/fs/cgroup/*/dsec-runc-" + strconv.Itoa(os.Getpid())); len(left) > 0 {
 			t.Errorf("control groups are left: %v", left)
 		}
 	}()
