@@ -2,8 +2,8 @@
 // seccomp filter and a root of shared layers, made by the kernel directly with
 // no container runtime on the path.
 //
-// What it owns on the host is one folder for each box, named by its slot
-// number, below Config.Dir, and the control groups of the same name:
+// What it owns on the host is one folder for each slot, named by its number,
+// below Config.Dir, and while a box is in it the control groups of that name:
 //
 //	state        who it is: sandbox, process, start time; see state.go
 //	s            the guest's listening socket
@@ -16,7 +16,7 @@
 //
 // Invariants: those of package driver. Order of a box's end: the guest's pidfd
 // is readable (the kernel has ended every process), cgroups are removed, the
-// folder is removed, the slot is free, Done is closed.
+// folder is emptied, the slot is free, Done is closed.
 //
 // Read next: package jail.
 package container
@@ -73,6 +73,7 @@ type Driver struct {
 
 	stop     chan struct{} // closed by Close
 	sweeping sync.WaitGroup
+	deleting sync.WaitGroup // of trash
 
 	mu       sync.Mutex
 	slots    slots
@@ -153,19 +154,17 @@ func (d *Driver) newShell() (*shell, error) {
 
 func (d *Driver) makeShell(s *shell) error {
 	id := int(base(s.slot))
-	for _, p := range []struct {
-		name string
-		mode os.FileMode
-		own  bool
-	}{{"", 0o700, false}, {"upper", 0o755, true}, {"work", 0o700, false}, {"out", 0o700, true}} {
-		path := filepath.Join(s.dir, p.name)
-		if err := os.Mkdir(path, p.mode); err != nil {
-			return fmt.Errorf("make box folder: %w", err)
+	for _, f := range slotFolders {
+		path := filepath.Join(s.dir, f.name)
+		err := os.Mkdir(path, f.mode)
+		if errors.Is(err, os.ErrExist) && f.stays {
+			continue
 		}
-		if p.own {
-			if err := os.Chown(path, id, id); err != nil {
-				return fmt.Errorf("make box folder: %w", err)
-			}
+		if err == nil && f.owned {
+			err = os.Chown(path, id, id)
+		}
+		if err != nil {
+			return fmt.Errorf("make box folder: %w", err)
 		}
 	}
 	l, err := jail.ListenPath(s.socket(), unix.SOCK_STREAM)
@@ -247,7 +246,7 @@ func (d *Driver) clean(s *shell) error {
 	if s.group != nil {
 		errs = append(errs, s.group.Remove())
 	}
-	errs = append(errs, d.discard(s.dir))
+	errs = append(errs, d.emptySlot(s))
 	if err := errors.Join(errs...); err != nil {
 		return err // the slot stays taken: its ids may still own something
 	}
@@ -257,25 +256,80 @@ func (d *Driver) clean(s *shell) error {
 	return nil
 }
 
+// slotFolders are the folders of a slot. Those that stay serve the slot's next
+// box too: they hold nothing of the last one. The writable ones are made anew,
+// since a workload may change even their own mode and attributes.
+var slotFolders = []struct {
+	name  string
+	mode  os.FileMode
+	owned bool // by the box's root
+	stays bool
+}{
+	{name: "", mode: 0o700, stays: true},
+	{name: "out", mode: 0o700, owned: true, stays: true},
+	{name: "upper", mode: 0o755, owned: true},
+	{name: "work", mode: 0o700},
+}
+
 const (
 	endTimeout   = 30 * time.Second // for the kernel to end a killed tree
 	trashDir     = "trash"
 	trashPatient = 500 * time.Millisecond // how long an end waits for its files to be deleted
 )
 
-// discard moves a box's folder out of the way and deletes it, in the background
-// if that takes long: a workload may leave a million files. What a crash leaves
-// is deleted by the next Adopt.
+// emptySlot removes what a box left in its slot's folder. A writable layer is
+// moved out of the way and deleted, in the background if that takes long: a
+// workload may leave a million files. What a crash leaves is deleted by the
+// next Adopt.
+func (d *Driver) emptySlot(s *shell) error {
+	var errs []error
+	for _, f := range slotFolders {
+		if !f.stays {
+			errs = append(errs, d.discard(filepath.Join(s.dir, f.name)))
+		}
+	}
+	errs = append(errs, emptyFolder(filepath.Join(s.dir, "out")))
+	if err := os.Remove(s.socket()); err != nil && !errors.Is(err, os.ErrNotExist) {
+		errs = append(errs, err)
+	}
+	err := errors.Join(errs...)
+	if err == nil {
+		err = writeState(s.dir, state{})
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // the folder was never made
+	}
+	return err
+}
+
+// emptyFolder removes what is in a folder: a guest makes nameless files there,
+// but it can make others.
+func emptyFolder(dir string) error {
+	es, err := os.ReadDir(dir)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	for _, e := range es {
+		err = errors.Join(err, os.RemoveAll(filepath.Join(dir, e.Name())))
+	}
+	return err
+}
+
 func (d *Driver) discard(dir string) error {
+	err := unix.Rmdir(dir)
+	if err == nil || errors.Is(err, unix.ENOENT) {
+		return nil
+	}
 	trash := filepath.Join(d.config.Dir, trashDir, filepath.Base(dir)+"-"+strconv.FormatInt(time.Now().UnixNano(), 36))
 	if err := os.Rename(dir, trash); err != nil {
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
 		return err
 	}
 	done := make(chan error, 1)
-	go func() { done <- os.RemoveAll(trash) }()
+	d.deleting.Add(1)
+	go func() {
+		defer d.deleting.Done()
+		done <- os.RemoveAll(trash)
+	}()
 	select {
 	case err := <-done:
 		return err
@@ -525,6 +579,12 @@ func (d *Driver) Close() error {
 		errs = append(errs, d.destroy(s))
 	}
 	d.watch.close()
+	d.deleting.Wait()
+	for _, n := range d.slots.freed {
+		if err := os.RemoveAll(filepath.Join(d.config.Dir, strconv.Itoa(n))); err != nil {
+			errs = append(errs, err)
+		}
+	}
 	if left == 0 {
 		errs = append(errs, d.holder.Exit())
 		if err := waitGone(d.holder.Pid()); err != nil {

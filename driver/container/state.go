@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -15,27 +16,31 @@ import (
 	"github.com/dsec-go/dsec/driver"
 )
 
-// state is what a box's folder says about it. It is written with rename, so it
-// is there whole or not at all; a crash of the host ends every box, so it is
-// never synced.
+// state is what a slot's folder says about its box. It is one write of a fixed
+// size, which the end of this process does not tear; a crash of the host ends
+// every box, so it is never synced.
 type state struct {
 	ID    dsec.SandboxID `json:"id,omitempty"` // empty while it is a shell
-	Pid   int            `json:"pid"`
-	Start uint64         `json:"start"` // with Pid it names a process for the host's uptime
+	Pid   int            `json:"pid"`          // 0 while the slot is free
+	Start uint64         `json:"start"`        // with Pid it names a process for the host's uptime
 }
 
-const stateFile = "state"
+const (
+	stateFile = "state"
+	stateSize = 128
+)
 
 func writeState(dir string, s state) error {
 	b, err := json.Marshal(s)
 	if err != nil {
 		return err
 	}
-	tmp := filepath.Join(dir, stateFile+".new")
-	if err := os.WriteFile(tmp, b, 0o600); err != nil {
+	f, err := os.OpenFile(filepath.Join(dir, stateFile), os.O_CREATE|os.O_WRONLY, 0o600)
+	if err != nil {
 		return fmt.Errorf("record box: %w", err)
 	}
-	if err := os.Rename(tmp, filepath.Join(dir, stateFile)); err != nil {
+	defer f.Close()
+	if _, err := f.Write(append(b, bytes.Repeat([]byte(" "), stateSize-len(b))...)); err != nil {
 		return fmt.Errorf("record box: %w", err)
 	}
 	return nil
@@ -96,34 +101,52 @@ func openProcess(pid int, start uint64) *os.File {
 	return f
 }
 
-// slots is a set of taken numbers.
+// slots knows which numbers are taken. A freed one is given out again first: its
+// folder is there already.
 type slots struct {
 	taken map[int]bool
-	next  int
+	freed []int
+	next  int // all numbers from here on were never used
 }
 
-// take gives a free number; it goes round, so that a number rests after use.
 func (s *slots) take() (int, bool) {
-	if len(s.taken) >= MaxSlots {
+	var n int
+	switch {
+	case len(s.freed) > 0:
+		n = s.freed[len(s.freed)-1]
+		s.freed = s.freed[:len(s.freed)-1]
+	case s.next < MaxSlots:
+		n = s.next
+		s.next++
+	default:
 		return 0, false
 	}
-	for s.taken[s.next] {
-		s.next = (s.next + 1) % MaxSlots
-	}
-	n := s.next
-	s.mark(n)
-	s.next = (n + 1) % MaxSlots
-	return n, true
-}
-
-func (s *slots) mark(n int) {
 	if s.taken == nil {
 		s.taken = map[int]bool{}
 	}
 	s.taken[n] = true
+	return n, true
 }
 
-func (s *slots) free(n int) { delete(s.taken, n) }
+// mark takes the number of a folder that an earlier process left; none below it
+// is known to be free until its folder is seen.
+func (s *slots) mark(n int) {
+	if s.taken == nil {
+		s.taken = map[int]bool{}
+	}
+	for ; s.next <= n; s.next++ {
+		if s.next != n {
+			s.freed = append(s.freed, s.next)
+		}
+	}
+	s.freed = slices.DeleteFunc(s.freed, func(f int) bool { return f == n })
+	s.taken[n] = true
+}
+
+func (s *slots) free(n int) {
+	delete(s.taken, n)
+	s.freed = append(s.freed, n)
+}
 
 // timer cuts a start into stages.
 type timer struct {
