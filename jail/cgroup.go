@@ -276,7 +276,8 @@ func (g *Group) Limit(r dsec.Resources) error {
 			{"memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(r.Memory, 10)},
 			{"memory", "memory.swappiness", "0"},
 			{"cpu", "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)},
-			{"pids", "pids.max", strconv.Itoa(r.Pids + 1)}, // the forge counts
+			// The forge counts. The kernel takes no number above MaxPids.
+			{"pids", "pids.max", strconv.Itoa(min(r.Pids+1, dsec.MaxPids))},
 		}
 	}
 	for _, w := range ws {
