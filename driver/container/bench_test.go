@@ -88,3 +88,34 @@ func run(b *testing.B, m driver.Machine) {
 		b.Fatalf("%+v, %v", r, err)
 	}
 }
+
+// BenchmarkChurn measures starts and ends, sixteen at a time.
+func BenchmarkChurn(b *testing.B) {
+	ctx := context.Background()
+	d, err := container.Open(container.Config{Dir: filepath.Join(b.TempDir(), "m"), Guest: guestBinary, Name: "dsec-bench-" + strconv.Itoa(os.Getpid())})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer d.Close()
+	if _, err := d.Adopt(ctx); err != nil {
+		b.Fatal(err)
+	}
+	layer := drivertest.Root(b)
+	var keys dsec.IDKey
+	b.SetParallelism(8) // times GOMAXPROCS
+	b.ResetTimer()
+	b.RunParallel(func(pb *testing.PB) {
+		for pb.Next() {
+			m, err := d.Start(ctx, driver.Config{ID: keys.New(dsec.Place{}), Root: driver.Root{Layers: []*os.File{layer}}, Resources: drivertest.Resources, Hostname: "b"})
+			if err != nil {
+				b.Error(err)
+				return
+			}
+			if err := m.Stop(ctx); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	b.StopTimer()
+	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "boxes/s")
+}
