@@ -1,12 +1,31 @@
 package main
 
 import (
+	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/alecthomas/kong"
+
 	"github.com/dsec-go/dsec"
 )
+
+// exactString keeps the bytes of an argument as they are: the parser's own
+// mapping goes through JSON, which replaces what is not UTF-8.
+func exactString(ctx *kong.DecodeContext, target reflect.Value) error {
+	t, err := ctx.Scan.PopValue("string")
+	if err != nil {
+		return err
+	}
+	s, ok := t.Value.(string)
+	if !ok { // a default that is no text
+		s = fmt.Sprint(t.Value)
+	}
+	target.SetString(s)
+	return nil
+}
 
 // outputFlags are common to the commands that print data.
 type outputFlags struct {
