@@ -51,21 +51,25 @@ func OpenCgroups(node string) (*Cgroups, error) {
 			c.roots[k] = filepath.Join(root, node)
 		}
 	}
-	for _, root := range c.roots {
-		if err := c.makeRoot(root); err != nil {
+	for k, root := range c.roots {
+		if err := c.makeRoot(k, root); err != nil {
 			return nil, fmt.Errorf("make cgroup %s: %w", root, err)
 		}
 	}
 	return c, nil
 }
 
-func (c *Cgroups) makeRoot(root string) error {
+func (c *Cgroups) makeRoot(controller, root string) error {
 	if c.v2 {
 		if err := enableControllers(filepath.Dir(root)); err != nil {
 			return err
 		}
 	}
-	if err := os.MkdirAll(filepath.Join(root, guestsGroup), 0o755); err != nil {
+	dir := root
+	if c.hasGuests(controller) {
+		dir = filepath.Join(root, guestsGroup)
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
 	if c.v2 {
@@ -73,6 +77,12 @@ func (c *Cgroups) makeRoot(root string) error {
 	}
 	return nil
 }
+
+// hasGuests reports whether guests have a group of their own in a hierarchy. In
+// that of CPU time they have not: there a group would weigh as much as all the
+// rest of the host, and the low priority of spare shells would count only among
+// themselves.
+func (c *Cgroups) hasGuests(controller string) bool { return controller != "cpu" }
 
 func enableControllers(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.subtree_control"), []byte("+memory +cpu +pids"), 0)
@@ -115,7 +125,10 @@ func (c *Cgroups) V2() bool { return c.v2 }
 // JoinGuests moves a process, the holder, into the guests' groups. What it
 // forks is born there.
 func (c *Cgroups) JoinGuests(pid int) error {
-	for _, root := range c.roots {
+	for k, root := range c.roots {
+		if !c.hasGuests(k) {
+			continue
+		}
 		if err := writeFile(filepath.Join(root, guestsGroup, "cgroup.procs"), strconv.Itoa(pid)); err != nil {
 			return fmt.Errorf("move holder to its cgroup: %w", err)
 		}
@@ -303,8 +316,13 @@ func writeFile(path, text string) error {
 		return err
 	}
 	defer unix.Close(fd)
-	_, err = unix.Write(fd, []byte(text))
-	return err
+	for {
+		// A limit is set in a loop that any signal ends, the Go runtime's own
+		// included.
+		if _, err = unix.Write(fd, []byte(text)); err != unix.EINTR {
+			return err
+		}
+	}
 }
 
 // Join opens what a box needs to put its processes into the groups. The caller

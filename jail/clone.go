@@ -4,14 +4,12 @@ package jail
 type cloneArgs struct {
 	flags      uint64
 	pidfd      uint64 // *int32
-	childTID   uint64
+	_          uint64 // child_tid
 	parentTID  uint64 // *int32
 	exitSignal uint64
 	stack      uint64
 	stackSize  uint64
-	tls        uint64
-	setTID     uint64
-	setTIDSize uint64
+	_          [3]uint64 // tls, set_tid, set_tid_size
 	cgroup     uint64
 }
 

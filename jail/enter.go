@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"unsafe"
 
@@ -18,6 +19,7 @@ type Outfit struct {
 	Output *os.File // detached mount of a host folder for unlinked output files
 	Cgroup Join     // how the workload's processes get into its cgroups
 	Filter []byte   // seccomp program, struct sock_filter array; none when empty
+	Warm   bool     // start something once, so that the first command finds the way warm
 }
 
 // Join is a workload's place in the host's cgroups, as descriptors, since the
@@ -50,7 +52,7 @@ type Setup struct {
 }
 
 func (o *Outfit) message() *message {
-	m := &message{fields: []string{"dress", string(o.Filter)}}
+	m := &message{fields: []string{"dress", strconv.FormatBool(o.Warm), string(o.Filter)}}
 	m.files = []*os.File{o.Output, o.Cgroup.Commands, o.Cgroup.OOM}
 	if !o.Cgroup.v2() {
 		m.files = append(append(m.files, o.Cgroup.Leave), o.Cgroup.Tasks...)
@@ -59,10 +61,10 @@ func (o *Outfit) message() *message {
 }
 
 func parseOutfit(m *message) (*Outfit, error) {
-	if len(m.fields) != 2 || m.fields[0] != "dress" || len(m.files) < 3 {
+	if len(m.fields) != 3 || m.fields[0] != "dress" || len(m.files) < 3 {
 		return nil, errMessage
 	}
-	o := &Outfit{Filter: []byte(m.fields[1]), Output: m.files[0], Cgroup: Join{Commands: m.files[1], OOM: m.files[2]}}
+	o := &Outfit{Warm: m.fields[1] == "true", Filter: []byte(m.fields[2]), Output: m.files[0], Cgroup: Join{Commands: m.files[1], OOM: m.files[2]}}
 	if len(m.files) > 3 {
 		o.Cgroup.Leave, o.Cgroup.Tasks = m.files[3], m.files[4:]
 	}
@@ -121,17 +123,22 @@ func ask(socket string, m *message) error {
 }
 
 // answer takes one message from the listening socket, does what it asks for,
-// and tells the host how that went.
-func answer(listener int, do func(*message) error) error {
-	var conn int
-	var err error
-	for {
-		if conn, _, err = unix.Accept4(listener, unix.SOCK_CLOEXEC); !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
+// and tells the host how that went. It waits in the poller: a thread that
+// blocks in the kernel keeps the runtime's monitor awake, in every shell of the
+// pool.
+func answer(listener *os.File, do func(*message) error) error {
+	raw, err := listener.SyscallConn()
 	if err != nil {
 		return err
+	}
+	conn := -1
+	var acceptErr error
+	err = raw.Read(func(fd uintptr) bool {
+		conn, _, acceptErr = unix.Accept4(int(fd), unix.SOCK_CLOEXEC)
+		return acceptErr != unix.EAGAIN && acceptErr != unix.EINTR
+	})
+	if err = errors.Join(err, acceptErr); err != nil {
+		return fmt.Errorf("accept host: %w", err)
 	}
 	defer unix.Close(conn)
 	m, err := receive(conn)
@@ -148,27 +155,40 @@ func answer(listener int, do func(*message) error) error {
 	return err
 }
 
-// Receive waits on the listening socket for one Dress and one Enter and makes
-// the shell into a box. What cannot be carried out is answered and returned;
-// the process is of no use afterwards.
-func (sh *Shell) Receive(listener int) (box *Box, o *Outfit, s *Setup, err error) {
+// Dress waits on the listening, non-blocking socket for an outfit and puts it
+// on. warm is called with the box if the outfit asks for it. What cannot be
+// carried out is answered and returned; the process is of no use afterwards.
+func (sh *Shell) Dress(listener *os.File, warm func(*Box, *Outfit) error) (box *Box, o *Outfit, err error) {
 	err = answer(listener, func(m *message) (err error) {
 		if o, err = parseOutfit(m); err != nil {
 			return err
 		}
-		return sh.forge.do(func() error { return dress(o) })
+		if err = sh.forge.do(func() error { return dress(o) }); err != nil {
+			return err
+		}
+		box = &Box{forge: sh.forge, own: sh.own, cgroup: o.Cgroup}
+		if o.Warm {
+			return warm(box, o)
+		}
+		return nil
 	})
-	if err != nil {
-		return nil, nil, nil, err
-	}
+	return box, o, err
+}
+
+// Enter waits on the listening, non-blocking socket for a root and what comes
+// with it, and changes to it. It is answered and returned as with Dress.
+func (sh *Shell) Enter(listener *os.File) (s *Setup, err error) {
 	err = answer(listener, func(m *message) (err error) {
 		if s, err = parseSetup(m); err != nil {
 			return err
 		}
 		return sh.enter(s)
 	})
-	return &Box{forge: sh.forge, own: sh.own, cgroup: o.Cgroup}, o, s, err
+	return s, err
 }
+
+// NullProgram is a program that does nothing, for warming up before Enter.
+const NullProgram = nullProgram
 
 // enter attaches the root, moves the prepared parts into it, puts it over the
 // shell's own root and changes to it.
@@ -296,6 +316,9 @@ func dress(o *Outfit) error {
 		t.Close()
 	}
 	o.Cgroup.Tasks = nil
+	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, workloadSlack, 0, 0, 0); err != nil {
+		return fmt.Errorf("set timer slack: %w", err)
+	}
 	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 		return fmt.Errorf("unshare cgroup namespace: %w", err)
 	}

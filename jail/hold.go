@@ -8,12 +8,17 @@ import (
 	"os/signal"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
+
+// holdVersion names the exchanges between host, holder and shell. It changes
+// with any of them.
+const holdVersion = "1"
 
 // Files of the holder process, in order.
 const (
@@ -36,14 +41,10 @@ func ServeHold() error {
 	if h.listen, err = moveUp(holdListenFD); err != nil {
 		return err
 	}
-	guest, err := moveUp(holdGuestFD)
-	if err != nil {
+	if err := holdRoot(holdGuestFD); err != nil {
 		return err
 	}
-	h.spawner = newSpawner(guest)
-	if err := holdRoot(); err != nil {
-		return err
-	}
+	h.spawner = newSpawner()
 	go h.reap()
 	go h.accept()
 	for r := range h.requests {
@@ -51,8 +52,8 @@ func ServeHold() error {
 		case "exit":
 			reply(r.conn, "", nil)
 			return nil
-		case "pid":
-			reply(r.conn, strconv.Itoa(os.Getpid()), nil)
+		case "hello":
+			reply(r.conn, holdVersion+" "+strconv.Itoa(os.Getpid()), nil)
 		default:
 			h.spawn(r)
 		}
@@ -144,12 +145,12 @@ func reply(conn int, text string, files []*os.File) {
 	m.send(conn) //nolint:errcheck // a host that went away asks again when it is back
 }
 
-// spawn forks one shell. Files: its listening socket, a socket on which the
+// spawn forks one shell. Fields: "spawn", its priority. Files: its listening socket, a socket on which the
 // host is told the pid and answers once it has written the id maps, and on
 // cgroup v2 the cgroup it is born in.
 func (h *hold) spawn(r holdRequest) {
 	defer r.m.close()
-	if len(r.m.files) < 2 || len(r.m.files) > 3 {
+	if len(r.m.fields) != 2 || len(r.m.files) < 2 || len(r.m.files) > 3 {
 		reply(r.conn, "error "+errMessage.Error(), nil)
 		return
 	}
@@ -164,7 +165,7 @@ func (h *hold) spawn(r holdRequest) {
 	}
 	defer unix.Close(listener)
 	h.mu.Lock()
-	pid, f, err := h.spawner.fork(listener, int(r.m.files[1].Fd()), cgroup)
+	pid, f, err := h.spawner.fork(listener, int(r.m.files[1].Fd()), cgroup, Priority(r.m.fields[1]))
 	h.mu.Unlock()
 	if err != nil {
 		reply(r.conn, "error "+err.Error(), nil)
@@ -195,6 +196,7 @@ type Holder struct {
 	mu   sync.Mutex
 	conn int // SOCK_SEQPACKET
 	pid  int
+	old  bool
 }
 
 // HolderConfig says where a holder lives.
@@ -211,7 +213,14 @@ type HolderConfig struct {
 // answers there.
 func OpenHolder(c HolderConfig) (*Holder, error) {
 	if h, err := connectHolder(c.Socket); err == nil {
-		return h, nil
+		if !h.old {
+			return h, nil
+		}
+		// Of an earlier build. Its shells are their own by now; what it forks
+		// would not understand us.
+		if err := errors.Join(h.Exit(), h.Close()); err != nil {
+			return nil, fmt.Errorf("end old holder: %w", err)
+		}
 	}
 	if err := startHolder(c); err != nil {
 		return nil, fmt.Errorf("start holder: %w", err)
@@ -226,14 +235,17 @@ func connectHolder(socket string) (*Holder, error) {
 	}
 	h := &Holder{conn: conn}
 	// Its own word, since the socket was made by the process that started it.
-	r, err := h.call(&message{fields: []string{"pid"}})
+	r, err := h.call(&message{fields: []string{"hello"}})
+	version, pid := "", ""
 	if err == nil {
-		h.pid, err = strconv.Atoi(r.fields[0])
+		version, pid, _ = strings.Cut(r.fields[0], " ")
+		h.pid, err = strconv.Atoi(pid)
 	}
 	if err != nil {
 		unix.Close(conn)
 		return nil, fmt.Errorf("connect to holder: %w", err)
 	}
+	h.old = version != holdVersion
 	return h, nil
 }
 
@@ -277,26 +289,52 @@ func startHolder(c HolderConfig) error {
 	return nil
 }
 
-// Spawn makes a shell whose ids start at base and that listens on l. cgroup is
-// nil on v1. It returns the shell's pid and pidfd; the caller closes the file.
-func (h *Holder) Spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File, error) {
-	pid, pidfd, err := h.spawn(base, l, cgroup)
+// Priority is how urgent a shell is.
+type Priority string
+
+// The priorities of a shell.
+const (
+	Urgent Priority = "urgent" // a create waits for it
+	Spare  Priority = "spare"  // made ahead: it and what it starts yield to all else until Hasten
+)
+
+// Hasten gives a spare shell the priority of others. Its process group is the
+// shell alone, so this is one call for all its threads.
+func Hasten(pid int) error {
+	if err := unix.Setpriority(unix.PRIO_PGRP, pid, 0); err != nil {
+		return fmt.Errorf("set priority of shell: %w", err)
+	}
+	return nil
+}
+
+// SpawnConfig says what a shell is to be.
+type SpawnConfig struct {
+	Base     uint32   // first host id of its range
+	Listener *os.File // socket on which it takes an outfit and a root
+	Cgroup   *os.File // that it is born in; nil on v1
+	Priority Priority
+}
+
+// Spawn makes a shell. It returns the shell's pid and pidfd; the caller closes
+// the file.
+func (h *Holder) Spawn(c SpawnConfig) (int, *os.File, error) {
+	pid, pidfd, err := h.spawn(c)
 	if err != nil {
 		return 0, nil, fmt.Errorf("spawn shell: %w", err)
 	}
 	return pid, pidfd, nil
 }
 
-func (h *Holder) spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File, error) {
+func (h *Holder) spawn(c SpawnConfig) (int, *os.File, error) {
 	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return 0, nil, err
 	}
 	ours, theirs := os.NewFile(uintptr(pair[0]), "sync"), os.NewFile(uintptr(pair[1]), "sync")
 	defer ours.Close()
-	m := message{fields: []string{"spawn"}, files: []*os.File{l, theirs}}
-	if cgroup != nil {
-		m.files = append(m.files, cgroup)
+	m := message{fields: []string{"spawn", string(c.Priority)}, files: []*os.File{c.Listener, theirs}}
+	if c.Cgroup != nil {
+		m.files = append(m.files, c.Cgroup)
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -311,7 +349,7 @@ func (h *Holder) spawn(base uint32, l *os.File, cgroup *os.File) (int, *os.File,
 	}
 	// The child waits for its maps and the holder for the child. An error here
 	// closes our end, and both go on.
-	mapErr := letGo(ours, base)
+	mapErr := letGo(ours, c.Base)
 	if mapErr != nil {
 		ours.Close()
 	}

@@ -34,6 +34,7 @@ func Prepare() (*Shell, error) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("make the guest undumpable: %w", err)
 	}
+	growStack()
 	setName("dsec-guest")
 	if err := closeOnExec(); err != nil {
 		return nil, err
@@ -63,6 +64,18 @@ func Prepare() (*Shell, error) {
 	}
 	return &Shell{forge: f, own: own}, nil
 }
+
+// growStack makes the calling goroutine's stack as large as it will get at once;
+// growing it by doubling is a tenth of what a shell costs.
+//
+//go:noinline
+func growStack() {
+	var frame [12 << 10]byte
+	keepFrame(&frame)
+}
+
+//go:noinline
+func keepFrame(*[12 << 10]byte) {}
 
 func mount(source, target, fstype string, flags uintptr, data string) error {
 	if err := unix.Mount(source, target, fstype, flags, data); err != nil {
@@ -212,6 +225,7 @@ func startForge() (*forge, error) {
 	f := &forge{work: make(chan func())}
 	ready := make(chan error)
 	go func() {
+		growStack()
 		runtime.LockOSThread() // for ever: its credentials and cgroups are not the guest's
 		if err := unix.Unshare(unix.CLONE_NEWPID); err != nil {
 			ready <- fmt.Errorf("unshare pid namespace: %w", err)

@@ -13,7 +13,7 @@ import (
 type reaperWork struct {
 	chld   uint64   // 0: signal set of SIGCHLD alone
 	result int32    // 8: descriptor
-	errno  int32    // 12: of the mount
+	_      int32    // 12: errno of the mount, written to result
 	name   [16]byte // 16
 	fs     [8]byte  // 32
 	path   [16]byte // 40: stageProc

@@ -10,9 +10,11 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"os"
+	"runtime"
 	"runtime/debug"
 	"syscall"
 
@@ -49,21 +51,42 @@ func main() {
 // serveBox is pid 1 of a container's outer pid namespace.
 func serveBox() error {
 	// A small heap is worth more than a fast one: most guests idle.
+	runtime.MemProfileRate = 0
 	debug.SetGCPercent(25)
 	shell, err := jail.Prepare()
 	if err != nil {
 		return err
 	}
-	b, outfit, setup, err := shell.Receive(listenFD)
+	if err := syscall.SetNonblock(listenFD, true); err != nil {
+		return err
+	}
+	socket := os.NewFile(listenFD, "listener")
+	b, outfit, err := shell.Dress(socket, warmUp)
 	if err != nil {
 		return err
 	}
-	l, err := net.FileListener(os.NewFile(listenFD, "listener"))
+	setup, err := shell.Enter(socket)
 	if err != nil {
 		return err
 	}
+	l, err := net.FileListener(socket)
+	if err != nil {
+		return err
+	}
+	socket.Close()
 	agent := guest.New(guest.Options{Box: box{b}, Output: outfit.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User})
 	return agent.Serve(l)
+}
+
+// warmUp runs a command that does nothing, so that the sandbox's first finds
+// its way in memory.
+func warmUp(b *jail.Box, o *jail.Outfit) error {
+	r, err := guest.New(guest.Options{Box: box{b}, Output: o.Output, Passwd: os.DevNull, Group: os.DevNull}).
+		Commands().Run(context.Background(), dsec.Call{}, dsec.Command{Argv: []string{jail.NullProgram}}, nil)
+	if err == nil && r.Code != 0 {
+		err = fmt.Errorf("the null program ended with status %d: %s", r.Code, r.Detail)
+	}
+	return err
 }
 
 // box makes a jail.Box a guest.Box.

@@ -60,7 +60,7 @@ func benchCreate(b *testing.B, pool int) {
 		}
 		if pool > 0 { // let the pool fill
 			b.StopTimer()
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(60 * time.Millisecond)
 			b.StartTimer()
 		}
 	}

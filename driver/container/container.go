@@ -127,6 +127,8 @@ type shell struct {
 	pid   int
 	pidfd *os.File
 	group *jail.Group
+
+	priority jail.Priority // it was made with
 }
 
 // base is the first id of a slot.
@@ -135,15 +137,15 @@ func base(slot int) uint32 { return FirstID + uint32(slot)*jail.IDRange }
 func (s *shell) socket() string { return filepath.Join(s.dir, "s") }
 
 // newShell makes the first half of a box.
-func (d *Driver) newShell() (*shell, error) {
+func (d *Driver) newShell(p jail.Priority) (*shell, error) {
 	d.mu.Lock()
 	n, ok := d.slots.take()
 	d.mu.Unlock()
 	if !ok {
 		return nil, dsec.Errorf(dsec.Exhausted, "all %d id ranges of the node are in use", MaxSlots)
 	}
-	s := &shell{slot: n, dir: filepath.Join(d.config.Dir, strconv.Itoa(n))}
-	if err := d.makeShell(s); err != nil {
+	s := &shell{slot: n, dir: filepath.Join(d.config.Dir, strconv.Itoa(n)), priority: p}
+	if err := d.makeShell(s, p); err != nil {
 		if e := d.destroy(s); e != nil {
 			err = fmt.Errorf("%w; and then %v", err, e)
 		}
@@ -152,7 +154,7 @@ func (d *Driver) newShell() (*shell, error) {
 	return s, nil
 }
 
-func (d *Driver) makeShell(s *shell) error {
+func (d *Driver) makeShell(s *shell, p jail.Priority) error {
 	id := int(base(s.slot))
 	for _, f := range slotFolders {
 		path := filepath.Join(s.dir, f.name)
@@ -182,7 +184,7 @@ func (d *Driver) makeShell(s *shell) error {
 	if cg != nil {
 		defer cg.Close()
 	}
-	if s.pid, s.pidfd, err = d.holder.Spawn(base(s.slot), l, cg); err != nil {
+	if s.pid, s.pidfd, err = d.holder.Spawn(jail.SpawnConfig{Base: base(s.slot), Listener: l, Cgroup: cg, Priority: p}); err != nil {
 		return err
 	}
 	if err := writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)}); err != nil {
@@ -198,7 +200,7 @@ func (d *Driver) makeShell(s *shell) error {
 		return err
 	}
 	defer join.Close()
-	return jail.Dress(s.socket(), &jail.Outfit{Output: out, Cgroup: join, Filter: d.filter})
+	return jail.Dress(s.socket(), &jail.Outfit{Output: out, Cgroup: join, Filter: d.filter, Warm: p == jail.Spare})
 }
 
 // kill sends SIGKILL to the guest, pid 1 of the box's outer pid namespace, and
@@ -346,6 +348,11 @@ func (d *Driver) Start(ctx context.Context, c driver.Config) (driver.Machine, er
 		return nil, err
 	}
 	t.mark("shell")
+	if s.priority == jail.Spare {
+		if err := jail.Hasten(s.pid); err != nil {
+			return nil, errors.Join(err, d.destroy(s))
+		}
+	}
 	m, err := d.enter(ctx, s, c, t)
 	if err != nil {
 		if e := d.destroy(s); e != nil {

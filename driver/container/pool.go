@@ -3,6 +3,8 @@ package container
 import (
 	"context"
 	"sync"
+
+	"github.com/dsec-go/dsec/jail"
 )
 
 // pool keeps shells ready. It makes one at a time in the background, and only
@@ -10,7 +12,7 @@ import (
 // is not slowed down by the pool's own work.
 type pool struct {
 	size int
-	make func() (*shell, error)
+	make func(jail.Priority) (*shell, error)
 	wake chan struct{}
 	stop chan struct{}
 	done sync.WaitGroup
@@ -21,7 +23,7 @@ type pool struct {
 	closed bool
 }
 
-func newPool(size int, makeShell func() (*shell, error)) *pool {
+func newPool(size int, makeShell func(jail.Priority) (*shell, error)) *pool {
 	return &pool{size: max(size, 0), make: makeShell, wake: make(chan struct{}, 1), stop: make(chan struct{})}
 }
 
@@ -33,7 +35,7 @@ func (p *pool) start() {
 	p.done.Go(func() {
 		for {
 			if p.wants() {
-				s, err := p.make()
+				s, err := p.make(jail.Spare)
 				if err == nil {
 					p.put(s)
 					continue
@@ -83,7 +85,7 @@ func (p *pool) get(ctx context.Context) (*shell, error) {
 	}
 	p.makers++
 	p.mu.Unlock()
-	s, err := p.make()
+	s, err := p.make(jail.Urgent)
 	p.mu.Lock()
 	p.makers--
 	p.mu.Unlock()
