@@ -87,6 +87,7 @@ func TestLost(t *testing.T) {
 		t.Fatal(err)
 	}
 	old := r.Place()
+	eventually(t, "the node", func() bool { return find(c, "lost").Live })
 	dead.Close() // no more signs of life, and no farewell
 	eventually(t, "the end of the lease", func() bool { return find(c, "lost").Name == "lost" && !find(c, "lost").Live })
 	wantKind(t, errOf(c.BumpEpoch(ctx, "lost", old.Epoch+1)), dsec.Conflict)
