@@ -47,8 +47,8 @@ type Config struct {
 	Transport http.RoundTripper
 
 	// Retry is how long a call that is safe to repeat is repeated while there is
-	// no answer; default 2 s. An Attach or Wait that was answered before is
-	// repeated fifteen times as long. Negative means never.
+	// no answer; default 2 s. An Attach or Wait that was under way is repeated
+	// fifteen times as long. Negative means never.
 	Retry time.Duration
 
 	Agent string // names the program to the server; default dsec/VERSION

@@ -91,6 +91,7 @@ func (s *commands) Attach(ctx context.Context, c dsec.Call, id dsec.CommandID, o
 			if done {
 				return
 			}
+			p.broken(s.core, err)
 			if !p.again(ctx, err) {
 				yield(dsec.Output{}, err)
 				return
@@ -170,6 +171,7 @@ func (s *commands) Wait(ctx context.Context, c dsec.Call, id dsec.CommandID) (ds
 		a, err := s.rpc.Wait(s.headers(ctx, t), &dsecv1.CommandsWaitRequest{Id: string(id)})
 		if err != nil {
 			err = rpc.CallError(ctx, t.op, t.sandbox, err)
+			p.broken(s.core, err)
 			if !p.again(ctx, err) {
 				return dsec.CommandStatus{}, err
 			}

@@ -230,6 +230,39 @@ func TestRetries(t *testing.T) {
 	}
 }
 
+// TestQuietWaitsOutliveARestart breaks calls that were under way without an
+// answer yet for longer than a plain call is repeated.
+func TestQuietWaitsOutliveARestart(t *testing.T) {
+	n := start(t, "h1")
+	on := n.create(t)
+	st, err := n.Commands.Start(t.Context(), on, dsec.Command{Shell: "true"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Sandboxes.Stop(t.Context(), on.Sandbox); err != nil {
+		t.Fatal(err)
+	}
+	const retry = 50 * time.Millisecond
+	s := open(t, client.Config{URL: n.URL, Transport: transport(t, "h1"), Retry: retry})
+	for op, call := range map[string]func() error{
+		"Commands.Wait":   func() error { _, err := s.Commands.Wait(t.Context(), on, st.ID); return err },
+		"Commands.Attach": func() error { return last(s.Commands.Attach(t.Context(), on, st.ID, 0)) },
+		"Sandboxes.Wait":  func() error { _, err := s.Sandboxes.Wait(t.Context(), on.Sandbox); return err },
+	} {
+		down := time.Now().Add(5 * retry)
+		n.SetFail(func(_ context.Context, called string) error {
+			if called == op && time.Now().Before(down) {
+				panic(http.ErrAbortHandler)
+			}
+			return nil
+		})
+		err := call()
+		if k := dsec.KindOf(err); err != nil && k != dsec.Conflict { // the fake's sandbox has ended
+			t.Errorf("%s: %v", op, err)
+		}
+	}
+}
+
 // TestErrorInTheMiddle ends streams with an error after some data.
 func TestErrorInTheMiddle(t *testing.T) {
 	each(t, func(t *testing.T, n node) {

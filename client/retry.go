@@ -13,7 +13,7 @@ import (
 const (
 	firstPause   = 20 * time.Millisecond
 	longestPause = time.Second
-	reattach     = 15 // times Config.Retry, for a stream or a wait that was answered before
+	reattach     = 15 // times Config.Retry, for a stream or a wait that was under way
 )
 
 // patience decides whether a call is made again, and waits before it is.
@@ -31,6 +31,16 @@ func (c *core) patience(t to) *patience {
 // answered notes progress: the next failure starts anew, with more patience.
 func (p *patience) answered(c *core) {
 	p.end, p.pause, p.budget = time.Time{}, 0, reattach*c.retry
+}
+
+// broken notes that a stream or a wait failed with err. One that reached the
+// server was under way, though there was no answer yet: a command may be quiet
+// for hours before its server restarts. Only the first failure counts, so that
+// a server that ends every call is not asked for ever.
+func (p *patience) broken(c *core, err error) {
+	if p.end.IsZero() && !rpc.NotSent(err) {
+		p.budget = reattach * c.retry
+	}
 }
 
 // again reports whether to try once more after err, and pauses first. A context

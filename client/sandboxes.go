@@ -64,6 +64,7 @@ func (s *sandboxes) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, 
 		a, err := s.rpc.Wait(s.headers(ctx, t), &dsecv1.SandboxesWaitRequest{})
 		if err != nil {
 			err = rpc.CallError(ctx, t.op, id, err)
+			p.broken(s.core, err)
 			if !p.again(ctx, err) {
 				return dsec.Sandbox{}, err
 			}
