@@ -6,7 +6,7 @@
 //
 //	host side (the edge)   Holder asks for shells, Group sets limits, Dress and Enter
 //	holder                 ServeHold: forks shells into fresh namespaces; survives the edge
-//	shell, then box        Prepare and Dress: all that depends on no Spec; Enter: the root
+//	shell, then box        Serve and Dress: all that depends on no Spec; Enter: the root
 //
 // The holder exists because a fork into a new user namespace copies the
 // forking program's page tables: cheap for a program of one megabyte, dear for

@@ -25,7 +25,7 @@ func TestMain(m *testing.M) {
 		case "hold":
 			err = ServeHold()
 		case "init":
-			err = testGuest()
+			err = Serve(testGuest)
 		}
 		if err != nil {
 			fmt.Fprintln(os.Stderr, os.Args[1], err)
@@ -37,11 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 // testGuest serves messages: "run", uid, argv... with files for output.
-func testGuest() error {
-	sh, err := Prepare()
-	if err != nil {
-		return err
-	}
+func testGuest(sh *Shell) error {
 	unix.SetNonblock(3, true)
 	listener := os.NewFile(3, "listener")
 	box, _, err := sh.Dress(listener, func(*Box, *Outfit) error { return nil })

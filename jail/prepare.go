@@ -29,12 +29,33 @@ var (
 	maskedSys     = []string{"/firmware", "/devices/virtual/powercap"}
 )
 
-// Prepare makes the calling process, just forked by a holder, into a shell.
-func Prepare() (*Shell, error) {
+// Serve makes the calling process, just forked by a holder, into a shell, and
+// returns what f returns, which gets it in a goroutine of its own. The calling
+// thread becomes the forge. It is called from main, so that the program's first
+// thread is the one: every other would be one more.
+func Serve(f func(*Shell) error) error {
+	growStack()
+	runtime.LockOSThread()
+	forge := &forge{work: make(chan func())}
+	var err error
+	go func() {
+		growStack()
+		defer close(forge.work)
+		var shell *Shell
+		if shell, err = prepare(forge); err == nil {
+			err = f(shell)
+		}
+	}()
+	for w := range forge.work {
+		w()
+	}
+	return err
+}
+
+func prepare(f *forge) (*Shell, error) {
 	if err := unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0); err != nil {
 		return nil, fmt.Errorf("make the guest undumpable: %w", err)
 	}
-	growStack()
 	setName("dsec-guest")
 	if err := closeOnExec(); err != nil {
 		return nil, err
@@ -49,8 +70,7 @@ func Prepare() (*Shell, error) {
 	if err != nil {
 		return nil, err
 	}
-	f, err := startForge()
-	if err != nil {
+	if err := f.do(startReaper); err != nil {
 		return nil, err
 	}
 	if err := mountSys(); err != nil {
@@ -219,31 +239,6 @@ func loopbackUp() error {
 // by it one piece at a time.
 type forge struct {
 	work chan func()
-}
-
-func startForge() (*forge, error) {
-	f := &forge{work: make(chan func())}
-	ready := make(chan error)
-	go func() {
-		growStack()
-		runtime.LockOSThread() // for ever: its credentials and cgroups are not the guest's
-		if err := unix.Unshare(unix.CLONE_NEWPID); err != nil {
-			ready <- fmt.Errorf("unshare pid namespace: %w", err)
-			return
-		}
-		err := startReaper()
-		ready <- err
-		if err != nil {
-			return
-		}
-		for w := range f.work {
-			w()
-		}
-	}()
-	if err := <-ready; err != nil {
-		return nil, err
-	}
-	return f, nil
 }
 
 // do runs w on the forge's thread and waits for it.

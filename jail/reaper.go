@@ -26,16 +26,18 @@ var theReaper reaperWork
 // frame would be put there; all its signals are blocked.
 var reaperStack [1024]byte
 
-// startReaper makes pid 1 of the pid namespace that the calling thread has
-// unshared. It mounts the namespace's procfs on stageProc, then collects
+// startReaper gives what the calling thread forks from now on a pid namespace of
+// its own, and starts pid 1 of it. It mounts the namespace's procfs on stageProc, then collects
 // orphans for ever. It shares the shell's memory, of which it touches nothing
 // but theReaper, so it costs a task and no page; and its root, so that it
 // follows Shell.enter. All its signals are blocked, and as pid 1 it cannot be
 // killed from inside. It ends with the shell's own pid namespace.
 //
-// Requires: the OS thread is locked, and has unshared CLONE_NEWPID and not
-// forked since.
+// Requires: the OS thread is locked for ever.
 func startReaper() error {
+	if err := unix.Unshare(unix.CLONE_NEWPID); err != nil {
+		return fmt.Errorf("unshare pid namespace: %w", err)
+	}
 	var p [2]int
 	if err := unix.Pipe2(p[:], unix.O_CLOEXEC); err != nil {
 		return err

@@ -15,7 +15,6 @@ import (
 	"net"
 	"os"
 	"runtime"
-	"runtime/debug"
 	"syscall"
 
 	"github.com/dsec-go/dsec"
@@ -36,7 +35,7 @@ func main() {
 	case "hold":
 		err = jail.ServeHold()
 	case "init":
-		err = serveBox()
+		err = jail.Serve(serveBox)
 	case "version":
 		fmt.Println("dsec-guest", dsec.Version)
 	default:
@@ -49,14 +48,8 @@ func main() {
 }
 
 // serveBox is pid 1 of a container's outer pid namespace.
-func serveBox() error {
-	// A small heap is worth more than a fast one: most guests idle.
+func serveBox(shell *jail.Shell) error {
 	runtime.MemProfileRate = 0
-	debug.SetGCPercent(25)
-	shell, err := jail.Prepare()
-	if err != nil {
-		return err
-	}
 	if err := syscall.SetNonblock(listenFD, true); err != nil {
 		return err
 	}
