@@ -225,7 +225,7 @@ func (c *command) wait(pumps [2]*pump) {
 	run := c.run
 	c.run = nil
 	c.alive.Unlock()
-	run.Release()
+	defer run.Release() // once the end is told, which need not wait for it
 	c.out.end()
 
 	c.a.mu.Lock()
