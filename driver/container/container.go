@@ -295,8 +295,8 @@ func (d *Driver) emptySlot(s *shell) error {
 		errs = append(errs, err)
 	}
 	err := errors.Join(errs...)
-	if err == nil {
-		err = writeState(s.dir, state{})
+	if err == nil && writeState(s.dir, state{}) != nil {
+		err = os.Remove(filepath.Join(s.dir, stateFile)) // as good, and possible on a full disk
 	}
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // the folder was never made
