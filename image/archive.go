@@ -30,7 +30,7 @@ const (
 
 // ofImage matches the names that archives of images consist of, in all
 // versions of their makers.
-var ofImage = regexp.MustCompile(`^(blobs(/sha256(/[0-9a-f]{64})?)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/(layer\.tar|json|VERSION))?|[0-9a-f]{64}\.(json|tar))$`)
+var ofImage = regexp.MustCompile(`^(blobs(/sha256(/[0-9a-f]{64})?)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/(layer\.tar|json|VERSION))?|(sha256:)?[0-9a-f]{64}(\.(json|tar|tar\.gz))?)$`)
 
 // looksLikeImage tells an archive of an image from one of a file system by the
 // name of its first entry that has one.
@@ -212,7 +212,7 @@ func (w *work) loadDocker(ctx context.Context, f files, b []byte) (Layer, error)
 		return Layer{}, fmt.Errorf("config: %w", err)
 	}
 	// Its name is its digest in every version of the format.
-	hex := strings.TrimSuffix(path.Base(one.Config), ".json")
+	hex := strings.TrimPrefix(strings.TrimSuffix(path.Base(one.Config), ".json"), "sha256:")
 	if got := blob.Of(config); len(hex) == 64 && got.Hex() != hex {
 		return Layer{}, fmt.Errorf("config %s: content is %s: %w", hex, got, ErrCorrupt)
 	}

@@ -185,6 +185,9 @@ func TestOneImageFromAnywhere(t *testing.T) {
 		"docker save": func() (image.Layer, error) {
 			return lib.Upload(t.Context(), bytes.NewReader(p.dockerTar(t)), image.Options{})
 		},
+		"docker save without a docker": func() (image.Layer, error) {
+			return lib.Upload(t.Context(), bytes.NewReader(p.plainDockerTar(t)), image.Options{})
+		},
 		"docker save to a file": func() (image.Layer, error) {
 			path := filepath.Join(t.TempDir(), "saved.tar")
 			must(t, os.WriteFile(path, zst(t, p.dockerTar(t)), 0o600))

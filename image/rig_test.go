@@ -375,6 +375,22 @@ func (p *pack) dockerTar(t testing.TB) []byte {
 	return tarOf(t, es...)
 }
 
+// plainDockerTar packs it as tools without a docker do: compressed layers and
+// the config under their digests, the manifest last.
+func (p *pack) plainDockerTar(t testing.TB) []byte {
+	t.Helper()
+	es := []entry{{name: p.conf, body: p.blobs[p.conf]}}
+	var layers []string
+	for _, b := range p.tars {
+		body := gz(t, b)
+		layers = append(layers, blob.Of(body).Hex()+".tar.gz")
+		es = append(es, entry{name: layers[len(layers)-1], body: body})
+	}
+	m, err := json.Marshal([]any{map[string]any{"Config": p.conf, "RepoTags": []string{"a:1"}, "Layers": layers}})
+	must(t, err)
+	return tarOf(t, append(es, entry{name: "manifest.json", body: m})...)
+}
+
 // host is this host's architecture, foreign another.
 const (
 	host    = runtime.GOARCH
