@@ -205,7 +205,7 @@ func (n *node) boxes() []string {
 	}
 	mounts, _ := os.ReadFile("/proc/self/mountinfo")
 	for line := range strings.Lines(string(mounts)) {
-		if strings.Contains(line, n.data+"/container") || strings.Contains(line, n.data+"/blobs/") {
+		if strings.Contains(line, n.data+"/container/") || strings.Contains(line, n.data+"/blobs/") {
 			out = append(out, "mount "+strings.TrimSpace(line))
 		}
 	}
