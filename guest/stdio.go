@@ -140,9 +140,27 @@ func newPump(c *command, stream int, f *os.File) *pump {
 }
 
 func (p *pump) run() {
-	defer p.f.Close()
-	defer close(p.done)
-	p.conn.Read(func(fd uintptr) bool { //nolint:errcheck // closed, at the command's end
+	if p.c.tty == nil {
+		defer p.f.Close()
+		defer close(p.done)
+		p.read() //nolint:errcheck // closed, at the command's end
+		return
+	}
+	// A terminal that no process has open reads as ended, but that is not ours
+	// to act on: closing it would hang up a leader that has closed its files
+	// and is about to exit, and a program may open the terminal again.
+	hung := sync.OnceFunc(func() { close(p.done) })
+	for p.read() == nil && !p.ended() {
+		hung()
+		time.Sleep(ttyQuiet)
+	}
+	hung()
+}
+
+// read records until there is nothing more to come. It fails once the file is
+// closed.
+func (p *pump) read() error {
+	return p.conn.Read(func(fd uintptr) bool {
 		buf := pumpBuffers.Get().(*[pumpBuffer]byte)
 		defer pumpBuffers.Put(buf)
 		for {
@@ -151,6 +169,12 @@ func (p *pump) run() {
 			}
 		}
 	})
+}
+
+func (p *pump) ended() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.over
 }
 
 // step reads once and records it. more is false at the end.
