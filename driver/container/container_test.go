@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/driver/container"
 	"github.com/dsec-go/dsec/driver/drivertest"
@@ -96,4 +97,50 @@ func residue(t *testing.T, dir, name string) []string {
 	return slices.DeleteFunc(out, func(s string) bool {
 		return s == "file "+filepath.Join(dir, "m") || s == "file "+filepath.Join(dir, "m", "trash")
 	})
+}
+
+// TestHolderDies ends the holder under a running sandbox: the sandbox goes on,
+// and the next create starts another holder.
+func TestHolderDies(t *testing.T) {
+	dir := t.TempDir()
+	name := "dsec-test-" + strconv.Itoa(os.Getpid())
+	layer := drivertest.Root(t)
+	before := residue(t, dir, name)
+	d, err := container.Open(container.Config{Dir: filepath.Join(dir, "m"), Guest: guestBinary, Name: name, Pool: -1, Log: os.Stderr})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	if _, err := d.Adopt(ctx); err != nil {
+		t.Fatal(err)
+	}
+	var keys dsec.IDKey
+	start := func() driver.Machine {
+		t.Helper()
+		m, err := d.Start(ctx, driver.Config{ID: keys.New(dsec.Place{}), Root: driver.Root{Layers: []*os.File{layer}}, Resources: drivertest.Resources, Hostname: "h"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m
+	}
+	a := start()
+	if err := d.KillHolder(); err != nil {
+		t.Fatal(err)
+	}
+	b := start()
+	for _, m := range []driver.Machine{a, b} {
+		r, err := m.Guest().Commands().Run(ctx, dsec.Call{}, dsec.Command{Argv: []string{"hostname"}}, nil)
+		if err != nil || string(r.Out) != "h\n" {
+			t.Errorf("%q, %v", r.Out, err)
+		}
+		if err := m.Stop(ctx); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := d.Close(); err != nil {
+		t.Error(err)
+	}
+	if after := residue(t, dir, name); !slices.Equal(before, after) {
+		t.Errorf("left behind: %v, before %v", after, before)
+	}
 }

@@ -29,3 +29,11 @@ func (m *machine) KillGuest() error {
 	}
 	return waitPidfd(f, endTimeout)
 }
+
+// KillHolder ends the holder, and returns when it is gone.
+func (d *Driver) KillHolder() error {
+	if err := unix.Kill(d.holder.Pid(), unix.SIGKILL); err != nil {
+		return err
+	}
+	return waitGone(d.holder.Pid())
+}
