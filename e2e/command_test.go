@@ -44,7 +44,7 @@ func TestCommandOutcomes(t *testing.T) {
 		{"a folder", []string{"/etc"}, dsec.NotStarted, 126, "", ""},
 		{"no UTF-8", []string{"printf", `a\0\377\376\r\n\n\n\303`}, dsec.Exited, 0, "a\x00\xff\xfe\r\n\n\n\xc3", ""},
 		{"arguments without UTF-8", []string{"echo", "-n", "\xff\xfe\xc3"}, dsec.Exited, 0, "\xff\xfe\xc3", ""},
-		{"every byte", []string{"sh", "-c", `i=0; while [ $i -lt 256 ]; do printf "\\$(printf %o $i)"; i=$((i+1)); done`}, dsec.Exited, 0, everyByte(), ""},
+		{"every byte", []string{"printf", everyByteEscaped()}, dsec.Exited, 0, everyByte(), ""},
 		{"a line of 1 MiB", []string{"sh", "-c", `head -c 1048576 /dev/zero | tr '\0' x`}, dsec.Exited, 0, strings.Repeat("x", 1<<20), ""},
 		{"characters over the edges of pieces", []string{"sh", "-c", `i=0; while [ $i -lt 1000 ]; do printf '%s' "$0"; i=$((i+1)); done`, unicode[:1000]}, dsec.Exited, 0, unicode, ""},
 		{"a long command line", append([]string{"sh", "-c", "echo -n $# ''; echo $* | wc -c"}, args...), dsec.Exited, 0, "18 " + strconv.Itoa(18*(100<<10+1)) + "\n", ""},
@@ -98,6 +98,14 @@ func everyByte() string {
 		b[i] = byte(i)
 	}
 	return string(b)
+}
+
+func everyByteEscaped() string {
+	var b strings.Builder
+	for i := range 256 {
+		fmt.Fprintf(&b, `\%03o`, i)
+	}
+	return b.String()
 }
 
 // TestNobodyReads runs yes without a reader until far more came than is kept.

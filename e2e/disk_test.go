@@ -122,7 +122,7 @@ func TestBrokenDisk(t *testing.T) {
 	sb, err := n.Sandboxes.Create(ctx(t), plain(), dsec.CreateOptions{})
 	must(t, err)
 	n.sh(t, sb.ID, "cat /bin/busybox > /dev/null") // what is in memory stays there
-	must(t, d.break_())
+	must(t, d.spoil())
 
 	r := n.run(nil, "image", "import", t.TempDir(), "--name", "lost")
 	if r.code != 1 || !strings.HasPrefix(r.err, "dsec: ") {

@@ -70,8 +70,8 @@ func loopOf(file string) bool {
 	return err == nil && len(out) > 0
 }
 
-// break_ makes every further use of the file system an I/O error.
-func (d *disk) break_() error {
+// spoil makes every further use of the file system an I/O error.
+func (d *disk) spoil() error {
 	const shutdown = 0x8004587d // FS_IOC_SHUTDOWN of ext4 and xfs
 	f, err := os.Open(d.dir)
 	if err != nil {

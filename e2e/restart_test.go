@@ -120,11 +120,11 @@ func TestKilledNode(t *testing.T) {
 // made is gone.
 func TestKilledWhileCreating(t *testing.T) {
 	n := own(t)
-	const many = 12
+	const many = 8
 	key := func(i int) dsec.CreateOptions { return dsec.CreateOptions{Key: fmt.Sprint("key ", i)} }
-	for round := range 3 {
+	for round := range 2 {
 		var wg sync.WaitGroup
-		first := make(chan struct{}, 2*many)
+		first := make(chan struct{}, many)
 		s := n.another(t)
 		for i := range many {
 			wg.Go(func() {
@@ -142,7 +142,7 @@ func TestKilledWhileCreating(t *testing.T) {
 		wg.Wait()
 	}
 	ids := map[dsec.SandboxID]bool{}
-	for i := range 3 * many {
+	for i := range 2 * many {
 		sb, err := n.Sandboxes.Create(ctx(t), plain(), key(i))
 		if err != nil {
 			t.Errorf("repeated: %v", err)
@@ -150,8 +150,8 @@ func TestKilledWhileCreating(t *testing.T) {
 		ids[sb.ID] = true
 	}
 	all, err := n.Sandboxes.List(ctx(t), dsec.Filter{All: true})
-	if err != nil || len(ids) != 3*many || len(all) != 3*many {
-		t.Errorf("%d creates are %d ids, and %d sandboxes are listed (%v)", 3*many, len(ids), len(all), err)
+	if err != nil || len(ids) != 2*many || len(all) != 2*many {
+		t.Errorf("%d creates are %d ids, and %d sandboxes are listed (%v)", 2*many, len(ids), len(all), err)
 	}
 	for _, sb := range all {
 		if sb.State == dsec.Running {

@@ -59,9 +59,11 @@ func own(t *testing.T) *node {
 	return n
 }
 
-// unstarted is own before its start.
+// unstarted is own before its start. Such tests wait for disks and restarts more
+// than they compute, so they run side by side, after those of the shared node.
 func unstarted(t *testing.T) *node {
 	t.Helper()
+	t.Parallel()
 	if os.Geteuid() != 0 {
 		t.Skip("feature root: a node makes namespaces and mounts")
 	}
