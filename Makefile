@@ -13,7 +13,7 @@ GO          ?= go
 # No C compiler is needed, and what is built runs anywhere.
 export CGO_ENABLED := 0
 
-.PHONY: all build deps demo-deps compare-deps test demo compare generate clean
+.PHONY: all build deps debian demo-deps compare-deps test demo compare generate clean
 all: build
 
 build:
@@ -45,12 +45,16 @@ compare-deps:
 # CI=true a test that skipped fails the run: a missing feature is a fault there.
 # One package at a time, since several compare the host's mounts, control groups
 # and processes before and after.
-test: deps build
+test: deps debian build
 	@$(GO) vet ./...
 	@$(GO) test -p 1 -v -timeout 12m ./... 2>&1 | awk -f .ci/report.awk
 
-demo: demo-deps build
+# A Debian root file system, made once.
+debian: demo-deps
 	@$(GO) build -o bin/demo ./demo
+	@bin/demo -prepare
+
+demo: debian build
 	@bin/demo
 
 compare: compare-deps build

@@ -29,6 +29,9 @@ const (
 	workDir  = "work"
 )
 
+// baseFile is the Debian root in the cache.
+const baseFile = "base.tar"
+
 // layer is one image to import.
 type layer struct {
 	name string
@@ -38,7 +41,7 @@ type layer struct {
 
 // layers gives the three layers, making and fetching what the cache lacks.
 func (d *demo) layers(ctx context.Context) ([]layer, error) {
-	base := filepath.Join(d.cache, "base.tar")
+	base := filepath.Join(d.cache, baseFile)
 	if err := d.makeBase(ctx, base); err != nil {
 		return nil, fmt.Errorf("make base: %w", err)
 	}

@@ -29,6 +29,7 @@ func main() {
 	var d demo
 	flag.StringVar(&d.dsec, "dsec", "bin/dsec", "the `program` to show")
 	flag.StringVar(&d.cache, "cache", ".cache/demo", "`folder` of downloads, kept")
+	flag.BoolVar(&d.prepare, "prepare", false, "only make the base image, which tests use too")
 	flag.IntVar(&d.sandboxes, "sandboxes", 64, "`number` of sandboxes at once")
 	flag.Parse()
 	d.terminal = term.IsTerminal(int(os.Stderr.Fd()))
@@ -44,6 +45,9 @@ func main() {
 		fmt.Fprintln(os.Stderr, "demo:", err)
 		os.Exit(1)
 	}
+	if d.prepare {
+		return
+	}
 	fmt.Printf("demo: %d of %d tasks as expected\n", good, d.sandboxes)
 	if good != d.sandboxes {
 		os.Exit(1)
@@ -55,6 +59,7 @@ type demo struct {
 	dsec      string
 	cache     string
 	sandboxes int
+	prepare   bool
 	terminal  bool
 	open      bool // a progress line stands
 }
@@ -69,6 +74,9 @@ func (d *demo) run(ctx context.Context) (good int, err error) {
 	}
 	if err := os.MkdirAll(d.cache, 0o755); err != nil {
 		return 0, fmt.Errorf("make cache folder: %w", err)
+	}
+	if d.prepare {
+		return 0, d.makeBase(ctx, filepath.Join(d.cache, baseFile))
 	}
 	layers, err := d.layers(ctx)
 	if err != nil {
