@@ -12,7 +12,7 @@ import (
 
 // disk is a file system of its own on a loop device.
 type disk struct {
-	file, dir, loop string
+	file, dir string
 }
 
 // makeDisk makes one of size bytes, of which only what is used takes room.
