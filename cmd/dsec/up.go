@@ -108,7 +108,7 @@ type Ready struct {
 
 // Limits of the way down.
 const (
-	drainLimit = 5 * time.Second  // for requests under way
+	drainLimit = time.Second      // for requests under way; streams go on at the next process
 	downLimit  = 60 * time.Second // for sandboxes to end
 )
 
