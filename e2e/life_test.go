@@ -130,6 +130,7 @@ func TestChurn(t *testing.T) {
 		n.transport.CloseIdleConnections()
 	}
 	round(2)
+	n.settle(t)
 	fds, routines, memory := n.metric(t, "process_open_fds"), n.metric(t, "go_goroutines"), n.anonymous(t)
 	round(8)
 	eventually(t, "descriptors and goroutines as before", func() bool {

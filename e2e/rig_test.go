@@ -21,6 +21,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/client"
+	driver "github.com/dsec-go/dsec/driver/container"
 	"github.com/dsec-go/dsec/driver/drivertest"
 )
 
@@ -194,10 +195,8 @@ func (n *node) left() []string {
 // boxes lists what boxes have on the host beside their files.
 func (n *node) boxes() []string {
 	var out []string
-	for _, pid := range pids() {
-		if maps, err := os.ReadFile("/proc/" + pid + "/maps"); err == nil && bytes.Contains(maps, []byte(n.guest)) {
-			out = append(out, "guest "+pid)
-		}
+	for _, pid := range n.members() {
+		out = append(out, fmt.Sprint("process ", pid))
 	}
 	if instance, err := os.ReadFile(filepath.Join(n.data, "instance")); err == nil {
 		for _, pattern := range []string{"/sys/fs/cgroup/dsec-%s*", "/sys/fs/cgroup/*/dsec-%s*"} {
@@ -246,17 +245,43 @@ func anonymous(t *testing.T, pid int) int64 {
 	return 0
 }
 
-// guests gives the processes that run the node's guest program.
-func (n *node) guests() []int {
+// members gives the processes in the node's control groups: the holder, guests
+// and workloads.
+func (n *node) members() []int {
+	instance, err := os.ReadFile(filepath.Join(n.data, "instance"))
+	if err != nil {
+		return nil
+	}
 	var out []int
 	for _, pid := range pids() {
-		if exe, _ := os.Readlink("/proc/" + pid + "/exe"); exe == n.guest {
+		groups, _ := os.ReadFile("/proc/" + pid + "/cgroup")
+		if bytes.Contains(groups, append([]byte("/dsec-"), bytes.TrimSpace(instance)...)) {
 			p, _ := strconv.Atoi(pid)
 			out = append(out, p)
 		}
 	}
 	slices.Sort(out)
 	return out
+}
+
+// guests gives the guests of sandboxes and of shells that wait for one. Their
+// program is the holder's copy.
+func (n *node) guests() []int {
+	return slices.DeleteFunc(n.members(), func(pid int) bool {
+		exe, _ := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))
+		name, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
+		return exe != "/bin/dsec-guest" || string(name) != "dsec-guest\n" // not a reaper
+	})
+}
+
+// settle waits until the node keeps as many shells ready as it wants to, each
+// with a descriptor.
+func (n *node) settle(t *testing.T) {
+	t.Helper()
+	eventually(t, "a full pool", func() bool {
+		alive, err := n.Sandboxes.List(ctx(t), dsec.Filter{})
+		return err == nil && len(n.guests()) == len(alive)+driver.DefaultPool
+	})
 }
 
 // metric reads one figure of /metrics.

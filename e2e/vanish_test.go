@@ -22,6 +22,7 @@ import (
 func (n *node) flat(t *testing.T, f func()) {
 	t.Helper()
 	n.transport.CloseIdleConnections()
+	n.settle(t)
 	guests := n.guests()
 	measure := func() (fds, routines int) { return n.metric(t, "process_open_fds"), n.metric(t, "go_goroutines") }
 	inside := func() (sum int) {

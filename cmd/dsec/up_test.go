@@ -136,13 +136,14 @@ func (w *world) left() []string {
 		}
 		found = append(found, groups...)
 	}
-	maps, err := filepath.Glob("/proc/[0-9]*/maps")
+	// The holder, guests and workloads alike are in the node's groups.
+	procs, err := filepath.Glob("/proc/[0-9]*/cgroup")
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	for _, m := range maps {
-		if b, err := os.ReadFile(m); err == nil && strings.Contains(string(b), w.guest) {
-			found = append(found, m)
+	for _, p := range procs {
+		if b, err := os.ReadFile(p); err == nil && strings.Contains(string(b), "/dsec-"+strings.TrimSpace(string(instance))) {
+			found = append(found, p)
 		}
 	}
 	mounts, err := os.ReadFile("/proc/self/mounts")

@@ -55,18 +55,15 @@ func TestDriver(t *testing.T) {
 	})
 }
 
-// residue lists processes named dsec-guest, control groups, mounts, files and
-// this process's descriptors.
+// residue lists processes in the driver's control groups, the groups, mounts,
+// files and this process's descriptors.
 func residue(t *testing.T, dir, name string) []string {
 	t.Helper()
 	var out []string
-	procs, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	procs, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, p := range procs {
-		if b, _ := os.ReadFile(p); strings.HasPrefix(string(b), "dsec-guest\x00") {
-			exe, _ := os.Readlink(filepath.Join(filepath.Dir(p), "exe"))
-			if strings.HasPrefix(exe, filepath.Dir(guestBinary)) {
-				out = append(out, "process "+p)
-			}
+		if b, _ := os.ReadFile(p); strings.Contains(string(b), "/"+name) {
+			out = append(out, "process "+p)
 		}
 	}
 	for _, pattern := range []string{"/sys/fs/cgroup/*/" + name + "*", "/sys/fs/cgroup/" + name + "*"} {
