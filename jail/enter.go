@@ -230,6 +230,7 @@ func (sh *Shell) enter(s *Setup) error {
 	if err := unix.Sethostname([]byte(s.Hostname)); err != nil {
 		return fmt.Errorf("set hostname: %w", err)
 	}
+	unix.Umask(0o022) // a login's; the holder's own of 0 would make every file of a command writable to all
 	return nil
 }
 

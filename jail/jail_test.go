@@ -261,6 +261,7 @@ func TestBoxRuns(t *testing.T) {
 	}{
 		{"pid 1 is the reaper", 0, []string{"/bin/cat", "/proc/1/comm"}, "init\n"},
 		{"hostname", 0, []string{"/bin/hostname"}, "boxed\n"},
+		{"umask", 0, []string{"/bin/sh", "-c", "umask"}, "0022\n"},
 		{"hosts", 0, []string{"/bin/cat", "/etc/hosts"}, "127.0.0.1 localhost\n"},
 		{"root inside", 0, []string{"/usr/bin/id", "-u"}, "0\n"},
 		{"user", 1000, []string{"/usr/bin/id", "-u"}, "1000\n"},
