@@ -51,6 +51,9 @@ func openData(path string) (*dataFolder, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open data folder: %w", err)
 	}
+	if err := checkEmpty(path); err != nil { // before anything in it is touched
+		return nil, fmt.Errorf("open data folder %s: %w", path, err)
+	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, fmt.Errorf("open data folder: %w", err)
 	}
@@ -81,27 +84,44 @@ func takeLock(path string) (*os.File, error) {
 	return f, nil
 }
 
+// checkEmpty refuses a folder that holds something else than a node's data: it
+// is somebody's, and may be a whole system's.
+func checkEmpty(path string) error {
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil // missing, or a reason that opening it tells better
+	}
+	other := ""
+	for _, e := range entries {
+		switch strings.TrimSuffix(e.Name(), ".new") {
+		case formatFile:
+			return nil
+		case lockFile, instanceFile:
+		default:
+			other = e.Name()
+		}
+	}
+	if other != "" {
+		return fmt.Errorf("it holds %s and is no data folder of dsec", other)
+	}
+	return nil
+}
+
 // check compares the format, or sets it in a folder that is new.
 func (d *dataFolder) check() error {
-	if err := os.Chmod(d.path, 0o700); err != nil {
-		return err
-	}
 	got, err := os.ReadFile(d.at(formatFile))
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		entries, err := os.ReadDir(d.path)
-		if err != nil {
+		if err := checkEmpty(d.path); err != nil { // again, with the lock
 			return err
-		}
-		for _, e := range entries {
-			if e.Name() != lockFile && e.Name() != instanceFile {
-				return fmt.Errorf("it holds %s and is no data folder of dsec", e.Name())
-			}
 		}
 	case err != nil:
 		return err
 	case strings.TrimSpace(string(got)) != dataFormat:
 		return fmt.Errorf("its format is %q, this dsec reads %q", strings.TrimSpace(string(got)), dataFormat)
+	}
+	if err := os.Chmod(d.path, 0o700); err != nil {
+		return err
 	}
 	if d.instance, err = d.keep(instanceFile, func() string { return randomHex(8) }); err != nil {
 		return err

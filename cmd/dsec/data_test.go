@@ -40,8 +40,20 @@ func TestDataFolderOfSomethingElse(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "thesis.tex"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	if _, err := openData(dir); err == nil || !strings.Contains(err.Error(), "thesis.tex") {
 		t.Errorf("a folder of something else: %v", err)
+	}
+	// It is refused as it was: opening makes a folder private, and dsec up may
+	// be pointed at a system's by mistake.
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 1 {
+		t.Errorf("a refused folder holds %v, %v", entries, err)
+	}
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o755 {
+		t.Errorf("a refused folder: %v, %v", info.Mode(), err)
 	}
 }
 
