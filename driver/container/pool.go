@@ -3,13 +3,15 @@ package container
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/dsec-go/dsec/jail"
 )
 
 // pool keeps shells ready. It makes one at a time in the background, and only
-// while nobody waits: a create that finds it empty makes its own, so a burst
-// is not slowed down by the pool's own work.
+// while nobody waits and a moment after the last was taken: a create that finds
+// it empty makes its own, so a burst is not slowed down by the pool's own work,
+// nor is the first command of a lone sandbox.
 type pool struct {
 	size int
 	make func(jail.Priority) (*shell, error)
@@ -19,9 +21,13 @@ type pool struct {
 
 	mu     sync.Mutex
 	ready  []*shell
-	makers int // creates that make their own now
+	taken  time.Time // when the last was taken
+	makers int       // creates that make their own now
 	closed bool
 }
+
+// poolQuiet is about how long a create and its first command take.
+const poolQuiet = 12 * time.Millisecond
 
 func newPool(size int, makeShell func(jail.Priority) (*shell, error)) *pool {
 	return &pool{size: max(size, 0), make: makeShell, wake: make(chan struct{}, 1), stop: make(chan struct{})}
@@ -34,7 +40,11 @@ func (p *pool) start() {
 	}
 	p.done.Go(func() {
 		for {
-			if p.wants() {
+			var later <-chan time.Time
+			switch wait, wants := p.wants(); {
+			case wants && wait > 0:
+				later = time.After(wait)
+			case wants:
 				s, err := p.make(jail.Spare)
 				if err == nil {
 					p.put(s)
@@ -43,6 +53,7 @@ func (p *pool) start() {
 				// The next get makes its own and tells its caller what is wrong.
 			}
 			select {
+			case <-later:
 			case <-p.wake:
 			case <-p.stop:
 				return
@@ -51,10 +62,11 @@ func (p *pool) start() {
 	})
 }
 
-func (p *pool) wants() bool {
+// wants reports whether a shell is to be made, and how long from now.
+func (p *pool) wants() (wait time.Duration, wants bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.closed && p.makers == 0 && len(p.ready) < p.size
+	return poolQuiet - time.Since(p.taken), !p.closed && p.makers == 0 && len(p.ready) < p.size
 }
 
 func (p *pool) put(s *shell) {
@@ -76,6 +88,7 @@ func (p *pool) get(ctx context.Context) (*shell, error) {
 		return nil, err
 	}
 	p.mu.Lock()
+	p.taken = time.Now()
 	if len(p.ready) > 0 {
 		s := p.ready[0]
 		p.ready = p.ready[1:]
