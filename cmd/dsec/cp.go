@@ -10,6 +10,7 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	"github.com/dsec-go/dsec"
 )
@@ -90,7 +91,20 @@ func (c *cpCmd) Run(ctx context.Context, a *app) error {
 		return x.into(ctx, a.local(src.path), dst.path)
 	}
 	x.on.Sandbox = src.sandbox
-	return x.outOf(ctx, src.path, a.local(dst.path))
+
+	// Ctrl-C must not leave the half of a file here, under its temporary name.
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	defer unnotify()
+	go func() {
+		select {
+		case sig := <-signals:
+			cancel(interrupted{sig})
+		case <-ctx.Done():
+		}
+	}()
+	return orInterrupt(ctx, x.outOf(ctx, src.path, a.local(dst.path)))
 }
 
 // folder reports whether p is a folder in the sandbox. What ends in a slash is
