@@ -293,6 +293,12 @@ func (c *imageRmCmd) Run(ctx context.Context, a *app) error {
 
 type imageGcCmd struct{ outputFlags }
 
+// Help says what a collection leaves that one may expect gone.
+func (c *imageGcCmd) Help() string {
+	return `Bytes that were written or used within the last hour stay: they may be of an
+image that is just being made.`
+}
+
 // Run collects garbage and says what it freed.
 func (c *imageGcCmd) Run(ctx context.Context, a *app) error {
 	s, err := a.services()
