@@ -327,6 +327,10 @@ func TestNames(t *testing.T) {
 	other := entry("lib/python", "9", "sha256:0")
 	other.Role = dsec.Toolkit
 	wantKind(t, n.Put(ctx, other), dsec.Exists)
+	// A bare name means one role, and does not stand for several versions in a removal.
+	other.Version, other.Digest = "11", "sha256:11"
+	wantKind(t, n.Put(ctx, other), dsec.Exists)
+	wantKind(t, n.Delete(ctx, "lib/python"), dsec.Conflict)
 	for _, e := range []cluster.Entry{
 		entry("", "1", "d"), entry("a", "", "d"), entry("a", "latest", "d"), entry("a", "1", ""),
 		entry("a@b", "1", "d"), entry("A", "1", "d"), entry("a", "1/2", "d"), entry("../a", "1", "d"),

@@ -34,7 +34,9 @@ type Names struct{ c *Cluster }
 func (c *Cluster) Names() Names { return Names{c} }
 
 // Put names an image. To put the same digest in the same role again is nothing new and
-// changes nothing; another one under a name that is taken is Exists.
+// changes nothing; another one under a name that is taken is Exists, and so is a version in
+// another role than the name's others: a bare name must not come to mean a workspace where it
+// was a base.
 func (n Names) Put(ctx context.Context, e Entry) error {
 	const op = "cluster.PutName"
 	if !imageName.MatchString(e.Name) || !imageVersion.MatchString(e.Version) || e.Version == latest {
@@ -45,6 +47,9 @@ func (n Names) Put(ctx context.Context, e Entry) error {
 	}
 	if err := e.Role.Check(); err != nil {
 		return dsec.WithOp(op, "", err)
+	}
+	if other, err := n.Resolve(e.Name); err == nil && other.Role != e.Role {
+		return failf(op, dsec.Exists, "%s is the name of a %s; a %s needs another", e.Name, other.Role, e.Role)
 	}
 	key := keyImages + e.Ref()
 	for {
@@ -97,13 +102,20 @@ func (n Names) List() []Entry {
 	return list
 }
 
-// Delete forgets "name@version", or with "name" alone all of its versions. It is NotFound if
-// there are none.
+// Delete forgets "name@version", or with "name" alone its only version. It is NotFound if
+// there is none, and Conflict if there are several.
 func (n Names) Delete(ctx context.Context, ref string) error {
 	const op = "cluster.DeleteName"
 	name, version, _ := strings.Cut(ref, "@")
 	if !imageName.MatchString(name) || version != "" && !imageVersion.MatchString(version) {
 		return failf(op, dsec.Invalid, "image name %.200q", ref)
+	}
+	if version == "" {
+		several := 0
+		n.c.mirror.read(func(s *state) { several = len(s.images[name]) })
+		if several > 1 {
+			return failf(op, dsec.Conflict, "image %s has %d versions; say which, as %s@VERSION", name, several, name)
+		}
 	}
 	if version == latest {
 		e, err := n.Resolve(ref)

@@ -8,6 +8,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+
+	"github.com/dsec-go/dsec"
 )
 
 // downCmd ends a node and its sandboxes.
@@ -33,6 +35,9 @@ func (c *downCmd) Run(ctx context.Context, a *app) error {
 		if data = known.Data; data == "" {
 			data = defaultData
 		}
+	}
+	if _, err := os.Stat(filepath.Join(data, formatFile)); c.Data != "" && errors.Is(err, fs.ErrNotExist) {
+		return dsec.Errorf(dsec.NotFound, "%s is not the data folder of a node", data)
 	}
 	contextFile, _ := a.contextPath() // without one there is nothing to remove
 	ctx, cancel := context.WithTimeout(ctx, downLimit+drainLimit)

@@ -22,10 +22,21 @@ type lsCmd struct {
 	outputFlags
 }
 
+func checkState(s dsec.State) error {
+	known := []dsec.State{"", dsec.Creating, dsec.Running, dsec.Paused, dsec.Stopped, dsec.Failed, dsec.LostGone}
+	if !slices.Contains(known, s) {
+		return dsec.Errorf(dsec.Invalid, "state %q is not one of creating, running, paused, stopped, failed, lost", string(s))
+	}
+	return nil
+}
+
 // Run prints them, newest first.
 func (c *lsCmd) Run(ctx context.Context, a *app) error {
 	labels, err := pairs("label", c.Label, nil)
 	if err != nil {
+		return err
+	}
+	if err := checkState(dsec.State(c.State)); err != nil {
 		return err
 	}
 	s, err := a.services()

@@ -115,6 +115,9 @@ const (
 // Run serves until ctx ends, which leaves the sandboxes running and returns
 // their number, or until dsec down asks, which ends them and returns -1.
 func (u Up) Run(ctx context.Context) (left int, err error) {
+	if host, _, err := net.SplitHostPort(u.Listen); err != nil || host == "" {
+		return 0, dsec.Errorf(dsec.Invalid, "listen address %q is not HOST:PORT; all interfaces are 0.0.0.0:PORT", u.Listen)
+	}
 	n, err := openNode(ctx, u)
 	if err != nil {
 		return 0, err

@@ -48,7 +48,11 @@ func newWorld(t *testing.T) *world {
 	if err := os.WriteFile(w.guest, program, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { w.run("down", "--data", w.data, "--guest", w.guest) })
+	t.Cleanup(func() {
+		if _, err := os.Stat(filepath.Join(w.data, formatFile)); err == nil { // a node was up
+			w.run("down", "--data", w.data, "--guest", w.guest)
+		}
+	})
 	return w
 }
 
@@ -342,4 +346,19 @@ func get(t *testing.T, url string) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// TestRefusals tries what is wrong with the words of a command alone.
+func TestRefusals(t *testing.T) {
+	w := newWorld(t)
+	for _, c := range []struct{ args, want string }{
+		{"down --data " + t.TempDir(), "not the data folder of a node"},
+		{"up --data " + w.data + " --listen :0", "is not HOST:PORT"},
+		{"ls --state sleeping", "not one of creating"},
+	} {
+		s := w.start(strings.Fields(c.args)...)
+		if code := <-s.code; code == 0 || !strings.Contains(s.err.String(), c.want) {
+			t.Errorf("dsec %s: status %d, %q, want %q", c.args, code, s.err.String(), c.want)
+		}
+	}
 }
