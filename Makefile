@@ -46,7 +46,6 @@ compare-deps:
 # One package at a time, since several compare the host's mounts, control groups
 # and processes before and after.
 test: deps debian build
-	@$(GO) vet ./...
 	@$(GO) test -p 1 -v -timeout 12m ./... 2>&1 | awk -f .ci/report.awk
 
 # A Debian root file system, made once.

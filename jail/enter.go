@@ -187,9 +187,6 @@ func (sh *Shell) Enter(listener *os.File) (s *Setup, err error) {
 	return s, err
 }
 
-// NullProgram is a program that does nothing, for warming up before Enter.
-const NullProgram = nullProgram
-
 // enter attaches the root, moves the prepared parts into it, puts it over the
 // shell's own root and changes to it.
 //

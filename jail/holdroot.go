@@ -26,7 +26,9 @@ const (
 
 	programs     = "/bin" // of the holder's root; see holdPrograms
 	guestProgram = programs + "/dsec-guest"
-	nullProgram  = programs + "/null"
+
+	// NullProgram is a program that does nothing, for warming up before Enter.
+	NullProgram = programs + "/null"
 )
 
 // deviceNodes are the host devices that every box has.
@@ -58,7 +60,7 @@ func holdPrograms(at string, guest int) error {
 			return fmt.Errorf("mount programs: %w", err)
 		}
 	}
-	if err := os.WriteFile(at+nullProgram, []byte(null), 0o555); err != nil {
+	if err := os.WriteFile(at+NullProgram, []byte(null), 0o555); err != nil {
 		return err
 	}
 	dst, err := os.OpenFile(at+guestProgram, os.O_CREATE|os.O_WRONLY|os.O_EXCL, 0o111)

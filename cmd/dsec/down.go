@@ -36,13 +36,19 @@ func (c *downCmd) Run(ctx context.Context, a *app) error {
 			data = defaultData
 		}
 	}
-	if _, err := os.Stat(filepath.Join(data, formatFile)); c.Data != "" && errors.Is(err, fs.ErrNotExist) {
+	if c.Data != "" && !hasNode(data) {
 		return dsec.Errorf(dsec.NotFound, "%s is not the data folder of a node", data)
 	}
 	contextFile, _ := a.contextPath() // without one there is nothing to remove
 	ctx, cancel := context.WithTimeout(ctx, downLimit+drainLimit)
 	defer cancel()
 	return takeDown(ctx, Up{Data: data, Guest: c.Guest, Context: contextFile, Pool: -1, Log: newLog(a.Stderr, slog.LevelWarn)})
+}
+
+// hasNode reports whether a folder was ever a node's.
+func hasNode(data string) bool {
+	_, err := os.Stat(filepath.Join(data, formatFile))
+	return !errors.Is(err, fs.ErrNotExist)
 }
 
 // takeDown ends the node that u describes: the process that has its data
@@ -53,7 +59,7 @@ func takeDown(ctx context.Context, u Up) error {
 	if err != nil {
 		return fmt.Errorf("take node down: %w", err)
 	}
-	if _, err := os.Stat(filepath.Join(data, formatFile)); errors.Is(err, fs.ErrNotExist) {
+	if !hasNode(data) {
 		removeContext(u.Context, data)
 		return nil // never was a node
 	}

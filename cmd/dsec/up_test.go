@@ -49,7 +49,7 @@ func newWorld(t *testing.T) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if _, err := os.Stat(filepath.Join(w.data, formatFile)); err == nil { // a node was up
+		if hasNode(w.data) {
 			w.run("down", "--data", w.data, "--guest", w.guest)
 		}
 	})

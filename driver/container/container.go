@@ -125,6 +125,7 @@ type shell struct {
 	slot  int
 	dir   string
 	pid   int
+	start uint64 // of the process, see startTime
 	pidfd *os.File
 	group *jail.Group
 
@@ -187,7 +188,8 @@ func (d *Driver) makeShell(s *shell, p jail.Priority) error {
 	if s.pid, s.pidfd, err = d.holder.Spawn(jail.SpawnConfig{Base: base(s.slot), Listener: l, Cgroup: cg, Priority: p}); err != nil {
 		return err
 	}
-	if err := writeState(s.dir, state{Pid: s.pid, Start: startTime(s.pid)}); err != nil {
+	s.start = startTime(s.pid)
+	if err := writeState(s.dir, state{Pid: s.pid, Start: s.start}); err != nil {
 		return err
 	}
 	out, err := rootfs.MountFolder(filepath.Join(s.dir, "out"), nil)
@@ -391,7 +393,7 @@ func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *timer)
 	t.mark("guest")
 	m := d.newMachine(s, c.ID)
 	m.stages = t.stages
-	if err := writeState(s.dir, state{ID: c.ID, Pid: s.pid, Start: startTime(s.pid)}); err != nil {
+	if err := writeState(s.dir, state{ID: c.ID, Pid: s.pid, Start: s.start}); err != nil {
 		m.client.Close()
 		return nil, err
 	}
@@ -423,7 +425,7 @@ func dialGuest(s *shell) func(context.Context) (io.ReadWriteCloser, error) {
 
 func (d *Driver) newMachine(s *shell, id dsec.SandboxID) *machine {
 	return &machine{
-		driver: d, id: id, shell: s, done: make(chan struct{}), born: time.Now(),
+		driver: d, id: id, shell: s, done: make(chan struct{}),
 		client: wire.NewClient(wire.Options{Dial: dialGuest(s), IdleAfter: idleConnection}),
 	}
 }

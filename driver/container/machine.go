@@ -24,7 +24,6 @@ type machine struct {
 	shell  *shell
 	client *wire.Client
 	stages []driver.Stage
-	born   time.Time
 	done   chan struct{}
 
 	mu       sync.Mutex
