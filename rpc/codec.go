@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"io"
 	"strings"
 	"unicode/utf8"
@@ -15,11 +16,19 @@ import (
 var (
 	binaryCodec = connectproto.NewBinaryCodec()
 	jsonCodec   = connectproto.NewJSONCodec()
+
+	// strictJSON is what a server reads with: a field that it does not know
+	// would ask for something that is then not done.
+	strictJSON = func() *connectproto.JSONCodec {
+		c := connectproto.NewJSONCodec()
+		c.UnmarshalOptions.DiscardUnknown = false
+		return c
+	}()
 )
 
 // lenient is a codec of the server that does not fail on an answer with a text
 // that is not UTF-8, such as a user name found in an image: it replaces the
-// bytes at fault and tries again.
+// bytes at fault and tries again. Of requests it takes what its codec takes.
 type lenient struct{ connect.StableCodec }
 
 // MarshalWrite encodes msg.
@@ -34,6 +43,19 @@ func (c lenient) MarshalWrite(ctx context.Context, dst io.Writer, msg any) error
 	m = proto.Clone(m)
 	scrub(m.ProtoReflect())
 	return c.StableCodec.MarshalWrite(ctx, dst, m)
+}
+
+// UnmarshalRead decodes a request. What JSON is at fault for reads the same
+// each time: its decoder begins with one of two spaces by turns.
+func (c lenient) UnmarshalRead(ctx context.Context, src io.Reader, msg any) error {
+	err := c.StableCodec.UnmarshalRead(ctx, src, msg)
+	if err == nil || c.IsBinary() {
+		return err
+	}
+	if text, ok := strings.CutPrefix(strings.ReplaceAll(err.Error(), "\u00a0", " "), "proto: "); ok {
+		return errors.New("JSON: " + text)
+	}
+	return err
 }
 
 // scrub replaces invalid bytes in all texts of m.

@@ -55,7 +55,7 @@ func Handler(s dsec.Services, o Options) http.Handler {
 	register[dsecv1.TokensHandler](server, s.Tokens != nil, dsecv1.RegisterTokensHandler, tokens{h}, dsecv1.UnimplementedTokensHandler{})
 	register[dsecv1.NodesHandler](server, s.Nodes != nil, dsecv1.RegisterNodesHandler, nodes{h}, dsecv1.UnimplementedNodesHandler{})
 	connecthttp.Mount(h.mux, server,
-		connecthttp.WithCodecs(lenient{binaryCodec}, lenient{jsonCodec}),
+		connecthttp.WithCodecs(lenient{binaryCodec}, lenient{strictJSON}),
 		connecthttp.WithCompressors(), // loopback and data-centre links are faster than gzip
 		connecthttp.WithReadMaxBytes(maxMessage),
 		connecthttp.WithConditionalOptions(func(spec connect.Spec) []connecthttp.Option {
