@@ -61,7 +61,7 @@ func (c Command) Check() error {
 	case c.Idle < 0 || c.Idle > MaxTimeout:
 		return Errorf(Invalid, "idle timeout %v is not between 0 (none) and %v", c.Idle, MaxTimeout)
 	case c.Output < 0 || c.Output > MaxOutput:
-		return Errorf(Invalid, "output limit %d is not between 0 (default) and %d", c.Output, int64(MaxOutput))
+		return Errorf(Invalid, "output limit %s is not between 0 (default) and %s", byteText(c.Output), byteText(MaxOutput))
 	}
 	n := len(c.Shell)
 	for _, a := range c.Argv {

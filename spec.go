@@ -4,6 +4,7 @@ import (
 	"maps"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -127,8 +128,8 @@ func (s Spec) Check() error {
 	if s.TTL < MinTTL || s.TTL > MaxTTL {
 		return Errorf(Invalid, "ttl %v is not between %v and %v", s.TTL, MinTTL, MaxTTL)
 	}
-	if s.Idle < 0 || s.Idle > MaxTTL {
-		return Errorf(Invalid, "idle %v is not between 0 (none) and %v", s.Idle, MaxTTL)
+	if s.Idle != 0 && (s.Idle < MinTTL || s.Idle > MaxTTL) {
+		return Errorf(Invalid, "idle %v is not 0 (none) or between %v and %v", s.Idle, MinTTL, MaxTTL)
 	}
 	if s.Network != NetworkNone {
 		return Errorf(Unsupported, "network %q: this build has only %q", clip(string(s.Network)), NetworkNone)
@@ -190,13 +191,22 @@ func (r Resources) check() error {
 	case !(r.CPU >= MinCPU && r.CPU <= MaxCPU): // also refuses NaN
 		return Errorf(Invalid, "cpu %v is not between %v and %v cores", r.CPU, MinCPU, MaxCPU)
 	case r.Memory < MinMemory || r.Memory > MaxMemory:
-		return Errorf(Invalid, "memory %d is not between %d and %d bytes", r.Memory, int64(MinMemory), int64(MaxMemory))
+		return Errorf(Invalid, "memory %s is not between %s and %s", byteText(r.Memory), byteText(MinMemory), byteText(MaxMemory))
 	case r.Disk < MinDisk || r.Disk > MaxDisk:
-		return Errorf(Invalid, "disk %d is not between %d and %d bytes", r.Disk, int64(MinDisk), int64(MaxDisk))
+		return Errorf(Invalid, "disk %s is not between %s and %s", byteText(r.Disk), byteText(MinDisk), byteText(MaxDisk))
 	case r.Pids < MinPids || r.Pids > MaxPids:
 		return Errorf(Invalid, "pids %d is not between %d and %d", r.Pids, MinPids, MaxPids)
 	}
 	return nil
+}
+
+// byteText gives n for people without losing any of it: 512MiB, or 1000B.
+func byteText(n int64) string {
+	unit := 0
+	for n != 0 && n%1024 == 0 && unit < 5 {
+		n, unit = n/1024, unit+1
+	}
+	return strconv.FormatInt(n, 10) + [...]string{"B", "KiB", "MiB", "GiB", "TiB", "PiB"}[unit]
 }
 
 // CheckCwd accepts "" and absolute paths.

@@ -171,6 +171,7 @@ func TestFileErrors(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	wantKind(t, read(b.op("fifo")), dsec.Invalid, b.dir+"/fifo", "not a regular file")
 }
 
 func TestFileUser(t *testing.T) {

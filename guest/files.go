@@ -50,7 +50,7 @@ func fileError(what, path string, err error) error {
 		return nil
 	}
 	var de *dsec.Error
-	if errors.As(err, &de) {
+	if errors.As(err, &de) && de != errNotRegular {
 		return err
 	}
 	kind := dsec.KindOf(err)

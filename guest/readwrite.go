@@ -67,8 +67,11 @@ func regular(fd int) error {
 	case unix.S_IFDIR:
 		return unix.EISDIR
 	}
-	return dsec.Errorf(dsec.Invalid, "not a regular file")
+	return errNotRegular
 }
+
+// errNotRegular is what fileError completes with the path.
+var errNotRegular = dsec.Errorf(dsec.Invalid, "not a regular file")
 
 // fileReader reads a part of a file. Files of /proc have no size, so it goes by
 // what comes.
@@ -369,7 +372,7 @@ func finalTarget(p string) (final string, old *unix.Stat_t, err error) {
 			}
 			p = to
 		default:
-			return p, nil, dsec.Errorf(dsec.Invalid, "not a regular file")
+			return p, nil, errNotRegular
 		}
 	}
 	return p, nil, unix.ELOOP

@@ -120,7 +120,7 @@ func (o *stepOp) compare(step dsec.Step, op string, fields []field) error {
 }
 
 func diverged(step dsec.Step, what string) error {
-	return dsec.Errorf(dsec.Diverged, "step %d of session %q asks for something else than recorded: its %s differs",
+	return dsec.Errorf(dsec.Diverged, "step %d of session %q differs from its record in the %s",
 		step.Number, clip(step.Session), what)
 }
 
