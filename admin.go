@@ -30,8 +30,26 @@ type Tokens interface {
 	Issue(ctx context.Context, t Token) (secret string, err error)
 	// List returns all tokens, by name.
 	List(ctx context.Context) ([]Token, error)
-	// Revoke ends a token by name, within a second on every replica.
+	// Revoke ends a token by name, within a second on every replica, and the
+	// calls that it has under way some seconds later. It is Conflict for a token
+	// with RightAdmin that no other with that right would outlast: nobody locks
+	// himself out.
 	Revoke(ctx context.Context, name string) error
+}
+
+// Project is a tenant. What one has, no other sees: sandboxes, and images that
+// its own tokens made.
+type Project struct {
+	Name    ProjectID
+	Created time.Time // zero for one that came with the cluster
+}
+
+// Projects manages the tenants.
+type Projects interface {
+	// Create makes a project. It is Exists for a name that is taken.
+	Create(ctx context.Context, name ProjectID) (Project, error)
+	// List returns all projects, by name.
+	List(ctx context.Context) ([]Project, error)
 }
 
 // Node is one machine of the cluster as seen now.

@@ -37,6 +37,7 @@ type Image struct {
 	Created time.Time
 	Source  string // what it was made from, for people
 	Config  ImageConfig
+	Project ProjectID // whose it is alone; empty for everybody's
 }
 
 // Ref gives "name@version".

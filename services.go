@@ -9,5 +9,6 @@ type Services struct {
 	Ports     Ports
 	Images    Images
 	Tokens    Tokens
+	Projects  Projects
 	Nodes     Nodes
 }

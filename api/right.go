@@ -16,6 +16,7 @@ var rights = map[string][]dsec.Right{
 	dsecv1.PortsName:     {dsec.RightSandboxes},
 	dsecv1.ImagesName:    {dsec.RightImages},
 	dsecv1.TokensName:    {dsec.RightAdmin},
+	dsecv1.ProjectsName:  {dsec.RightAdmin},
 	dsecv1.NodesName:     {dsec.RightAdmin},
 }
 

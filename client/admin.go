@@ -28,6 +28,24 @@ func (s *tokens) Revoke(ctx context.Context, name string) error {
 	return err
 }
 
+type projects struct {
+	*core
+	rpc dsecv1.ProjectsClient
+}
+
+func (s *projects) Create(ctx context.Context, name dsec.ProjectID) (dsec.Project, error) {
+	a, err := unary(ctx, s.core, to{op: "client.Create"}, s.rpc.Create, &dsecv1.ProjectsCreateRequest{Name: string(name)})
+	if err != nil {
+		return dsec.Project{}, err
+	}
+	return rpc.ProjectFromWire(a), nil
+}
+
+func (s *projects) List(ctx context.Context) ([]dsec.Project, error) {
+	a, err := unary(ctx, s.core, to{op: "client.List", again: true}, s.rpc.List, &dsecv1.ProjectsListRequest{})
+	return each(a.GetProjects(), rpc.ProjectFromWire), err
+}
+
 type nodes struct {
 	*core
 	rpc dsecv1.NodesClient

@@ -106,6 +106,7 @@ func Open(c Config) (dsec.Services, error) {
 		Ports:     &ports{core, dsecv1.NewPortsClient(rc)},
 		Images:    &images{core, dsecv1.NewImagesClient(rc)},
 		Tokens:    &tokens{core, dsecv1.NewTokensClient(rc)},
+		Projects:  &projects{core, dsecv1.NewProjectsClient(rc)},
 		Nodes:     &nodes{core, dsecv1.NewNodesClient(rc)},
 	}, nil
 }

@@ -409,7 +409,7 @@ func TestPorts(t *testing.T) {
 	})
 }
 
-func TestImagesTokensNodes(t *testing.T) {
+func TestImagesTokensProjectsNodes(t *testing.T) {
 	each(t, func(t *testing.T, n node) {
 		ctx := t.Context()
 		var reports []dsec.Progress
@@ -451,6 +451,16 @@ func TestImagesTokensNodes(t *testing.T) {
 		}
 		if err := n.Tokens.Revoke(ctx, "t"); err != nil {
 			t.Error(err)
+		}
+		p, err := n.Projects.Create(ctx, "p1")
+		if err != nil || p.Name != "p1" || p.Created.IsZero() {
+			t.Errorf("Create: %+v, %v", p, err)
+		}
+		if _, err := n.Projects.Create(ctx, "p1"); dsec.KindOf(err) != dsec.Exists {
+			t.Errorf("Create again: %v, want Exists", err)
+		}
+		if l, err := n.Projects.List(ctx); err != nil || !reflect.DeepEqual(l, []dsec.Project{p}) {
+			t.Errorf("List: %+v, %v", l, err)
 		}
 		want, _ := n.Fake.Services().Nodes.Nodes(ctx)
 		if got, err := n.Nodes.Nodes(ctx); err != nil || !reflect.DeepEqual(got, want) {

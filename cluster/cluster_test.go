@@ -261,7 +261,11 @@ func TestProjects(t *testing.T) {
 		if err := p.Create(ctx, pr); err != nil {
 			t.Fatal(err)
 		}
-		if got, err := p.Get(pr.Name); err != nil || got != pr {
+		got, err := p.Get(pr.Name)
+		if got.Created.IsZero() {
+			t.Errorf("%s was made at no time", pr.Name)
+		}
+		if got.Created = (time.Time{}); err != nil || got != pr {
 			t.Errorf("%+v, %v, want %+v", got, err, pr)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"slices"
 	"strings"
+	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -23,9 +24,10 @@ type Quota struct {
 
 // Project is a tenant. Its quota lies within that of its parent.
 type Project struct {
-	Name   dsec.ProjectID
-	Parent dsec.ProjectID // empty for one at the top
-	Quota  Quota
+	Name    dsec.ProjectID
+	Parent  dsec.ProjectID // empty for one at the top
+	Quota   Quota
+	Created time.Time `json:",omitzero"`
 }
 
 // Projects keeps the projects. Sharing their quota out to the replicas of the api is not
@@ -60,7 +62,7 @@ func (p Projects) List() []Project {
 	return list
 }
 
-// Create makes a project. Its parent must exist and be no closer.
+// Create makes a project. Its parent must exist and be no closer. Created is set here.
 func (p Projects) Create(ctx context.Context, pr Project) error {
 	const op = "cluster.CreateProject"
 	if err := checkName(op, "project", string(pr.Name)); err != nil {
@@ -69,6 +71,7 @@ func (p Projects) Create(ctx context.Context, pr Project) error {
 	if err := pr.Quota.check(op); err != nil {
 		return err
 	}
+	pr.Created = time.Now().UTC()
 	key := keyProjects + string(pr.Name)
 	conds := []clientv3.Cmp{absent(key)}
 	if pr.Parent != "" {

@@ -25,6 +25,16 @@ func TokenFromWire(w *dsecv1.Token) dsec.Token {
 	return t
 }
 
+// ProjectToWire gives p for the wire.
+func ProjectToWire(p dsec.Project) *dsecv1.Project {
+	return &dsecv1.Project{Name: string(p.Name), Created: stamp(p.Created)}
+}
+
+// ProjectFromWire is the inverse of ProjectToWire.
+func ProjectFromWire(w *dsecv1.Project) dsec.Project {
+	return dsec.Project{Name: dsec.ProjectID(w.GetName()), Created: unstamp(w.GetCreated())}
+}
+
 // NodeToWire gives n for the wire.
 func NodeToWire(n dsec.Node) *dsecv1.Node {
 	w := &dsecv1.Node{

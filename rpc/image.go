@@ -9,7 +9,7 @@ import (
 func ImageToWire(i dsec.Image) *dsecv1.Image {
 	w := &dsecv1.Image{
 		Name: i.Name, Version: i.Version, Role: string(i.Role), Digest: i.Digest, Size: i.Size, Stored: i.Stored,
-		Entries: i.Entries, Created: stamp(i.Created), Source: i.Source,
+		Entries: i.Entries, Created: stamp(i.Created), Source: i.Source, Project: string(i.Project),
 	}
 	if c := i.Config; len(c.Env) > 0 || len(c.Shell) > 0 || c.Cwd != "" || c.User != "" {
 		w.Config = &dsecv1.ImageConfig{Env: c.Env, Cwd: c.Cwd, User: c.User, Shell: c.Shell}
@@ -23,7 +23,8 @@ func ImageFromWire(w *dsecv1.Image) dsec.Image {
 	return dsec.Image{
 		Name: w.GetName(), Version: w.GetVersion(), Role: dsec.Role(w.GetRole()), Digest: w.GetDigest(), Size: w.GetSize(),
 		Stored: w.GetStored(), Entries: w.GetEntries(), Created: unstamp(w.GetCreated()), Source: w.GetSource(),
-		Config: dsec.ImageConfig{Env: c.GetEnv(), Cwd: c.GetCwd(), User: c.GetUser(), Shell: c.GetShell()},
+		Config:  dsec.ImageConfig{Env: c.GetEnv(), Cwd: c.GetCwd(), User: c.GetUser(), Shell: c.GetShell()},
+		Project: dsec.ProjectID(w.GetProject()),
 	}
 }
 

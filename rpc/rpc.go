@@ -53,6 +53,7 @@ func Handler(s dsec.Services, o Options) http.Handler {
 	register[dsecv1.PortsHandler](server, s.Ports != nil, dsecv1.RegisterPortsHandler, ports{h}, dsecv1.UnimplementedPortsHandler{})
 	register[dsecv1.ImagesHandler](server, s.Images != nil, dsecv1.RegisterImagesHandler, images{h}, dsecv1.UnimplementedImagesHandler{})
 	register[dsecv1.TokensHandler](server, s.Tokens != nil, dsecv1.RegisterTokensHandler, tokens{h}, dsecv1.UnimplementedTokensHandler{})
+	register[dsecv1.ProjectsHandler](server, s.Projects != nil, dsecv1.RegisterProjectsHandler, projects{h}, dsecv1.UnimplementedProjectsHandler{})
 	register[dsecv1.NodesHandler](server, s.Nodes != nil, dsecv1.RegisterNodesHandler, nodes{h}, dsecv1.UnimplementedNodesHandler{})
 	connecthttp.Mount(h.mux, server,
 		connecthttp.WithCodecs(lenient{binaryCodec}, lenient{strictJSON}),

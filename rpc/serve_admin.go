@@ -3,6 +3,7 @@ package rpc
 import (
 	"context"
 
+	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/rpc/dsecv1"
 )
 
@@ -21,6 +22,18 @@ func (s tokens) List(ctx context.Context, _ *dsecv1.TokensListRequest) (*dsecv1.
 
 func (s tokens) Revoke(ctx context.Context, req *dsecv1.TokensRevokeRequest) (*dsecv1.TokensRevokeResponse, error) {
 	return &dsecv1.TokensRevokeResponse{}, s.services.Tokens.Revoke(ctx, req.GetName())
+}
+
+// projects serves dsec.Projects.
+type projects struct{ *handler }
+
+func (s projects) Create(ctx context.Context, req *dsecv1.ProjectsCreateRequest) (*dsecv1.Project, error) {
+	return wire(ProjectToWire)(s.services.Projects.Create(ctx, dsec.ProjectID(req.GetName())))
+}
+
+func (s projects) List(ctx context.Context, _ *dsecv1.ProjectsListRequest) (*dsecv1.ProjectsListResponse, error) {
+	all, err := s.services.Projects.List(ctx)
+	return &dsecv1.ProjectsListResponse{Projects: each(all, ProjectToWire)}, err
 }
 
 // nodes serves dsec.Nodes.

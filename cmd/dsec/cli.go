@@ -35,9 +35,10 @@ type cli struct {
 	Commit  commitCmd  `cmd:"" help:"Keep what changed in a sandbox as a workspace image." group:"Sandboxes:"`
 	Ports   portsCmd   `cmd:"" help:"Forward local TCP ports into a sandbox." group:"Sandboxes:"`
 
-	Image imageCmd `cmd:"" help:"Images: what sandboxes are composed of." group:"Images, tokens, nodes:"`
-	Token tokenCmd `cmd:"" help:"Tokens: who may call." group:"Images, tokens, nodes:"`
-	Node  nodeCmd  `cmd:"" help:"Nodes: where sandboxes run." group:"Images, tokens, nodes:"`
+	Image   imageCmd   `cmd:"" help:"Images: what sandboxes are composed of." group:"Images, tokens, nodes:"`
+	Project projectCmd `cmd:"" help:"Projects: tenants that see nothing of each other." group:"Images, tokens, nodes:"`
+	Token   tokenCmd   `cmd:"" help:"Tokens: who may call." group:"Images, tokens, nodes:"`
+	Node    nodeCmd    `cmd:"" help:"Nodes: where sandboxes run." group:"Images, tokens, nodes:"`
 
 	Up      upCmd      `cmd:"" help:"Run a node with its front door until interrupted." group:"This host:"`
 	Down    downCmd    `cmd:"" help:"End the node of this host and all its sandboxes." group:"This host:"`

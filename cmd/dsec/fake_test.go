@@ -29,6 +29,7 @@ type fake struct {
 	order     []dsec.SandboxID
 	images    map[string]dsec.Image
 	tokens    []dsec.Token
+	projects  []dsec.Project
 	unreach   bool // every call is Unavailable
 	breaks    int  // Attach streams that break after their first event
 	registry  []string
@@ -66,7 +67,7 @@ func (f *fake) connect(url, token string) (dsec.Services, error) {
 	}
 	return dsec.Services{
 		Sandboxes: fakeSandboxes{f}, Commands: fakeCommands{f}, Files: fakeFiles{f}, Ports: fakePorts{f},
-		Images: fakeImages{f}, Tokens: fakeTokens{f}, Nodes: fakeNodes{f},
+		Images: fakeImages{f}, Tokens: fakeTokens{f}, Projects: fakeProjects{f}, Nodes: fakeNodes{f},
 	}, nil
 }
 
@@ -635,6 +636,18 @@ func (f fakeTokens) Revoke(_ context.Context, name string) error {
 	}
 	return nil
 }
+
+type fakeProjects struct{ *fake }
+
+func (f fakeProjects) Create(_ context.Context, name dsec.ProjectID) (dsec.Project, error) {
+	if slices.ContainsFunc(f.projects, func(p dsec.Project) bool { return p.Name == name }) {
+		return dsec.Project{}, dsec.Errorf(dsec.Exists, "a project is called %s already", name)
+	}
+	p := dsec.Project{Name: name, Created: time.Now()}
+	f.projects = append(f.projects, p)
+	return p, nil
+}
+func (f fakeProjects) List(context.Context) ([]dsec.Project, error) { return f.projects, nil }
 
 type fakeNodes struct{ *fake }
 

@@ -13,6 +13,8 @@ import (
 const (
 	// TokensName is the fully-qualified name of the Tokens service.
 	TokensName = "dsec.v1.Tokens"
+	// ProjectsName is the fully-qualified name of the Projects service.
+	ProjectsName = "dsec.v1.Projects"
 	// NodesName is the fully-qualified name of the Nodes service.
 	NodesName = "dsec.v1.Nodes"
 )
@@ -31,6 +33,10 @@ const (
 	TokensListProcedure = "/dsec.v1.Tokens/List"
 	// TokensRevokeProcedure is the procedure name of the Tokens's Revoke RPC.
 	TokensRevokeProcedure = "/dsec.v1.Tokens/Revoke"
+	// ProjectsCreateProcedure is the procedure name of the Projects's Create RPC.
+	ProjectsCreateProcedure = "/dsec.v1.Projects/Create"
+	// ProjectsListProcedure is the procedure name of the Projects's List RPC.
+	ProjectsListProcedure = "/dsec.v1.Projects/List"
 	// NodesListProcedure is the procedure name of the Nodes's List RPC.
 	NodesListProcedure = "/dsec.v1.Nodes/List"
 )
@@ -171,6 +177,112 @@ func (h tokensHandler) revoke(ctx context.Context, _ connect.Spec, stream connec
 		return err
 	}
 	res, err := h.svc.Revoke(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+var (
+	projectsCreateSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_admin_proto.Services().ByName("Projects").Methods().ByName("Create"),
+			Procedure:  ProjectsCreateProcedure,
+		}
+	})
+	projectsListSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeUnary,
+			Schema:           File_dsec_v1_admin_proto.Services().ByName("Projects").Methods().ByName("List"),
+			Procedure:        ProjectsListProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
+)
+
+// ProjectsClient is a client for the dsec.v1.Projects service.
+type ProjectsClient interface {
+	// Create makes a project.
+	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
+	// List returns all projects.
+	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+}
+
+// NewProjectsClient constructs a client for the dsec.v1.Projects service. Multiple service clients
+// may share a single connect.Client.
+func NewProjectsClient(client *connect.Client) ProjectsClient {
+	return &projectsClient{client: client}
+}
+
+// ProjectsHandler is an implementation of the dsec.v1.Projects service.
+type ProjectsHandler interface {
+	// Create makes a project.
+	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
+	// List returns all projects.
+	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+}
+
+// RegisterProjectsHandler registers svc as the dsec.v1.Projects implementation on server.
+func RegisterProjectsHandler(server *connect.Server, svc ProjectsHandler) {
+	adapter := projectsHandler{svc: svc}
+	server.Register(
+		connect.Method{Spec: projectsCreateSpec(), Handler: adapter.create},
+		connect.Method{Spec: projectsListSpec(), Handler: adapter.list},
+	)
+}
+
+// UnimplementedProjectsHandler returns CodeUnimplemented from all methods.
+type UnimplementedProjectsHandler struct{}
+
+func (UnimplementedProjectsHandler) Create(context.Context, *ProjectsCreateRequest) (*Project, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.Create is not implemented")
+}
+
+func (UnimplementedProjectsHandler) List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.List is not implemented")
+}
+
+type projectsClient struct {
+	client *connect.Client
+}
+
+func (c *projectsClient) Create(ctx context.Context, req *ProjectsCreateRequest) (*Project, error) {
+	var res Project
+	if err := c.client.CallUnary(ctx, projectsCreateSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *projectsClient) List(ctx context.Context, req *ProjectsListRequest) (*ProjectsListResponse, error) {
+	var res ProjectsListResponse
+	if err := c.client.CallUnary(ctx, projectsListSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+type projectsHandler struct{ svc ProjectsHandler }
+
+func (h projectsHandler) create(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ProjectsCreateRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Create(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h projectsHandler) list(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ProjectsListRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.List(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -100,6 +100,59 @@ func (x *Token) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
+// Project is a tenant.
+type Project struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Created       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=created,proto3" json:"created,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Project) Reset() {
+	*x = Project{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Project) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Project) ProtoMessage() {}
+
+func (x *Project) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Project.ProtoReflect.Descriptor instead.
+func (*Project) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *Project) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Project) GetCreated() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Created
+	}
+	return nil
+}
+
 // Node is one machine as seen now.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -124,7 +177,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[1]
+	mi := &file_dsec_v1_admin_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -136,7 +189,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[1]
+	mi := &file_dsec_v1_admin_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -149,7 +202,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Node) GetName() string {
@@ -262,7 +315,7 @@ type Pressure struct {
 
 func (x *Pressure) Reset() {
 	*x = Pressure{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	mi := &file_dsec_v1_admin_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +327,7 @@ func (x *Pressure) String() string {
 func (*Pressure) ProtoMessage() {}
 
 func (x *Pressure) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	mi := &file_dsec_v1_admin_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +340,7 @@ func (x *Pressure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pressure.ProtoReflect.Descriptor instead.
 func (*Pressure) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Pressure) GetCpu() float64 {
@@ -324,7 +377,7 @@ type FeatureStatus struct {
 
 func (x *FeatureStatus) Reset() {
 	*x = FeatureStatus{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	mi := &file_dsec_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -336,7 +389,7 @@ func (x *FeatureStatus) String() string {
 func (*FeatureStatus) ProtoMessage() {}
 
 func (x *FeatureStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	mi := &file_dsec_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -349,7 +402,7 @@ func (x *FeatureStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureStatus.ProtoReflect.Descriptor instead.
 func (*FeatureStatus) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *FeatureStatus) GetName() string {
@@ -389,7 +442,7 @@ type TokensIssueRequest struct {
 
 func (x *TokensIssueRequest) Reset() {
 	*x = TokensIssueRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[4]
+	mi := &file_dsec_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -401,7 +454,7 @@ func (x *TokensIssueRequest) String() string {
 func (*TokensIssueRequest) ProtoMessage() {}
 
 func (x *TokensIssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[4]
+	mi := &file_dsec_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -414,7 +467,7 @@ func (x *TokensIssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensIssueRequest.ProtoReflect.Descriptor instead.
 func (*TokensIssueRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *TokensIssueRequest) GetToken() *Token {
@@ -433,7 +486,7 @@ type TokensIssueResponse struct {
 
 func (x *TokensIssueResponse) Reset() {
 	*x = TokensIssueResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[5]
+	mi := &file_dsec_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -445,7 +498,7 @@ func (x *TokensIssueResponse) String() string {
 func (*TokensIssueResponse) ProtoMessage() {}
 
 func (x *TokensIssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[5]
+	mi := &file_dsec_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -458,7 +511,7 @@ func (x *TokensIssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensIssueResponse.ProtoReflect.Descriptor instead.
 func (*TokensIssueResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *TokensIssueResponse) GetSecret() string {
@@ -476,7 +529,7 @@ type TokensListRequest struct {
 
 func (x *TokensListRequest) Reset() {
 	*x = TokensListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[6]
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -488,7 +541,7 @@ func (x *TokensListRequest) String() string {
 func (*TokensListRequest) ProtoMessage() {}
 
 func (x *TokensListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[6]
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -501,7 +554,7 @@ func (x *TokensListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensListRequest.ProtoReflect.Descriptor instead.
 func (*TokensListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 type TokensListResponse struct {
@@ -513,7 +566,7 @@ type TokensListResponse struct {
 
 func (x *TokensListResponse) Reset() {
 	*x = TokensListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -525,7 +578,7 @@ func (x *TokensListResponse) String() string {
 func (*TokensListResponse) ProtoMessage() {}
 
 func (x *TokensListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -538,7 +591,7 @@ func (x *TokensListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensListResponse.ProtoReflect.Descriptor instead.
 func (*TokensListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokensListResponse) GetTokens() []*Token {
@@ -557,7 +610,7 @@ type TokensRevokeRequest struct {
 
 func (x *TokensRevokeRequest) Reset() {
 	*x = TokensRevokeRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	mi := &file_dsec_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -569,7 +622,7 @@ func (x *TokensRevokeRequest) String() string {
 func (*TokensRevokeRequest) ProtoMessage() {}
 
 func (x *TokensRevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	mi := &file_dsec_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -582,7 +635,7 @@ func (x *TokensRevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRevokeRequest.ProtoReflect.Descriptor instead.
 func (*TokensRevokeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *TokensRevokeRequest) GetName() string {
@@ -600,7 +653,7 @@ type TokensRevokeResponse struct {
 
 func (x *TokensRevokeResponse) Reset() {
 	*x = TokensRevokeResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[9]
+	mi := &file_dsec_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -612,7 +665,7 @@ func (x *TokensRevokeResponse) String() string {
 func (*TokensRevokeResponse) ProtoMessage() {}
 
 func (x *TokensRevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[9]
+	mi := &file_dsec_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -625,7 +678,131 @@ func (x *TokensRevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRevokeResponse.ProtoReflect.Descriptor instead.
 func (*TokensRevokeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{10}
+}
+
+type ProjectsCreateRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsCreateRequest) Reset() {
+	*x = ProjectsCreateRequest{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsCreateRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsCreateRequest) ProtoMessage() {}
+
+func (x *ProjectsCreateRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsCreateRequest.ProtoReflect.Descriptor instead.
+func (*ProjectsCreateRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ProjectsCreateRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ProjectsListRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsListRequest) Reset() {
+	*x = ProjectsListRequest{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsListRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsListRequest) ProtoMessage() {}
+
+func (x *ProjectsListRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsListRequest.ProtoReflect.Descriptor instead.
+func (*ProjectsListRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{12}
+}
+
+type ProjectsListResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Projects      []*Project             `protobuf:"bytes,1,rep,name=projects,proto3" json:"projects,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsListResponse) Reset() {
+	*x = ProjectsListResponse{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsListResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsListResponse) ProtoMessage() {}
+
+func (x *ProjectsListResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsListResponse.ProtoReflect.Descriptor instead.
+func (*ProjectsListResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ProjectsListResponse) GetProjects() []*Project {
+	if x != nil {
+		return x.Projects
+	}
+	return nil
 }
 
 type NodesListRequest struct {
@@ -636,7 +813,7 @@ type NodesListRequest struct {
 
 func (x *NodesListRequest) Reset() {
 	*x = NodesListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[10]
+	mi := &file_dsec_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -648,7 +825,7 @@ func (x *NodesListRequest) String() string {
 func (*NodesListRequest) ProtoMessage() {}
 
 func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[10]
+	mi := &file_dsec_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -661,7 +838,7 @@ func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListRequest.ProtoReflect.Descriptor instead.
 func (*NodesListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type NodesListResponse struct {
@@ -673,7 +850,7 @@ type NodesListResponse struct {
 
 func (x *NodesListResponse) Reset() {
 	*x = NodesListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	mi := &file_dsec_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -685,7 +862,7 @@ func (x *NodesListResponse) String() string {
 func (*NodesListResponse) ProtoMessage() {}
 
 func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	mi := &file_dsec_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -698,7 +875,7 @@ func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListResponse.ProtoReflect.Descriptor instead.
 func (*NodesListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *NodesListResponse) GetNodes() []*Node {
@@ -718,7 +895,10 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12\x16\n" +
 	"\x06rights\x18\x03 \x03(\tR\x06rights\x124\n" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
-	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x88\x03\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"S\n" +
+	"\aProject\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
+	"\acreated\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x88\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -753,14 +933,22 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0e.dsec.v1.TokenR\x06tokens\")\n" +
 	"\x13TokensRevokeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14TokensRevokeResponse\"\x12\n" +
+	"\x14TokensRevokeResponse\"+\n" +
+	"\x15ProjectsCreateRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
+	"\x13ProjectsListRequest\"D\n" +
+	"\x14ProjectsListResponse\x12,\n" +
+	"\bprojects\x18\x01 \x03(\v2\x10.dsec.v1.ProjectR\bprojects\"\x12\n" +
 	"\x10NodesListRequest\"8\n" +
 	"\x11NodesListResponse\x12#\n" +
 	"\x05nodes\x18\x01 \x03(\v2\r.dsec.v1.NodeR\x05nodes2\xdd\x01\n" +
 	"\x06Tokens\x12D\n" +
 	"\x05Issue\x12\x1b.dsec.v1.TokensIssueRequest\x1a\x1c.dsec.v1.TokensIssueResponse\"\x00\x12D\n" +
 	"\x04List\x12\x1a.dsec.v1.TokensListRequest\x1a\x1b.dsec.v1.TokensListResponse\"\x03\x90\x02\x01\x12G\n" +
-	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002K\n" +
+	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002\x92\x01\n" +
+	"\bProjects\x12<\n" +
+	"\x06Create\x12\x1e.dsec.v1.ProjectsCreateRequest\x1a\x10.dsec.v1.Project\"\x00\x12H\n" +
+	"\x04List\x12\x1c.dsec.v1.ProjectsListRequest\x1a\x1d.dsec.v1.ProjectsListResponse\"\x03\x90\x02\x012K\n" +
 	"\x05Nodes\x12B\n" +
 	"\x04List\x12\x19.dsec.v1.NodesListRequest\x1a\x1a.dsec.v1.NodesListResponse\"\x03\x90\x02\x01B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
 
@@ -776,43 +964,53 @@ func file_dsec_v1_admin_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_admin_proto_rawDescData
 }
 
-var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_dsec_v1_admin_proto_goTypes = []any{
 	(*Token)(nil),                 // 0: dsec.v1.Token
-	(*Node)(nil),                  // 1: dsec.v1.Node
-	(*Pressure)(nil),              // 2: dsec.v1.Pressure
-	(*FeatureStatus)(nil),         // 3: dsec.v1.FeatureStatus
-	(*TokensIssueRequest)(nil),    // 4: dsec.v1.TokensIssueRequest
-	(*TokensIssueResponse)(nil),   // 5: dsec.v1.TokensIssueResponse
-	(*TokensListRequest)(nil),     // 6: dsec.v1.TokensListRequest
-	(*TokensListResponse)(nil),    // 7: dsec.v1.TokensListResponse
-	(*TokensRevokeRequest)(nil),   // 8: dsec.v1.TokensRevokeRequest
-	(*TokensRevokeResponse)(nil),  // 9: dsec.v1.TokensRevokeResponse
-	(*NodesListRequest)(nil),      // 10: dsec.v1.NodesListRequest
-	(*NodesListResponse)(nil),     // 11: dsec.v1.NodesListResponse
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*Project)(nil),               // 1: dsec.v1.Project
+	(*Node)(nil),                  // 2: dsec.v1.Node
+	(*Pressure)(nil),              // 3: dsec.v1.Pressure
+	(*FeatureStatus)(nil),         // 4: dsec.v1.FeatureStatus
+	(*TokensIssueRequest)(nil),    // 5: dsec.v1.TokensIssueRequest
+	(*TokensIssueResponse)(nil),   // 6: dsec.v1.TokensIssueResponse
+	(*TokensListRequest)(nil),     // 7: dsec.v1.TokensListRequest
+	(*TokensListResponse)(nil),    // 8: dsec.v1.TokensListResponse
+	(*TokensRevokeRequest)(nil),   // 9: dsec.v1.TokensRevokeRequest
+	(*TokensRevokeResponse)(nil),  // 10: dsec.v1.TokensRevokeResponse
+	(*ProjectsCreateRequest)(nil), // 11: dsec.v1.ProjectsCreateRequest
+	(*ProjectsListRequest)(nil),   // 12: dsec.v1.ProjectsListRequest
+	(*ProjectsListResponse)(nil),  // 13: dsec.v1.ProjectsListResponse
+	(*NodesListRequest)(nil),      // 14: dsec.v1.NodesListRequest
+	(*NodesListResponse)(nil),     // 15: dsec.v1.NodesListResponse
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_dsec_v1_admin_proto_depIdxs = []int32{
-	12, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
-	12, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	2,  // 2: dsec.v1.Node.pressure:type_name -> dsec.v1.Pressure
-	3,  // 3: dsec.v1.Node.features:type_name -> dsec.v1.FeatureStatus
-	0,  // 4: dsec.v1.TokensIssueRequest.token:type_name -> dsec.v1.Token
-	0,  // 5: dsec.v1.TokensListResponse.tokens:type_name -> dsec.v1.Token
-	1,  // 6: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
-	4,  // 7: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
-	6,  // 8: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
-	8,  // 9: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
-	10, // 10: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
-	5,  // 11: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
-	7,  // 12: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
-	9,  // 13: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
-	11, // 14: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
-	11, // [11:15] is the sub-list for method output_type
-	7,  // [7:11] is the sub-list for method input_type
-	7,  // [7:7] is the sub-list for extension type_name
-	7,  // [7:7] is the sub-list for extension extendee
-	0,  // [0:7] is the sub-list for field type_name
+	16, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
+	16, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	16, // 2: dsec.v1.Project.created:type_name -> google.protobuf.Timestamp
+	3,  // 3: dsec.v1.Node.pressure:type_name -> dsec.v1.Pressure
+	4,  // 4: dsec.v1.Node.features:type_name -> dsec.v1.FeatureStatus
+	0,  // 5: dsec.v1.TokensIssueRequest.token:type_name -> dsec.v1.Token
+	0,  // 6: dsec.v1.TokensListResponse.tokens:type_name -> dsec.v1.Token
+	1,  // 7: dsec.v1.ProjectsListResponse.projects:type_name -> dsec.v1.Project
+	2,  // 8: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
+	5,  // 9: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
+	7,  // 10: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
+	9,  // 11: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
+	11, // 12: dsec.v1.Projects.Create:input_type -> dsec.v1.ProjectsCreateRequest
+	12, // 13: dsec.v1.Projects.List:input_type -> dsec.v1.ProjectsListRequest
+	14, // 14: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
+	6,  // 15: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
+	8,  // 16: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
+	10, // 17: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
+	1,  // 18: dsec.v1.Projects.Create:output_type -> dsec.v1.Project
+	13, // 19: dsec.v1.Projects.List:output_type -> dsec.v1.ProjectsListResponse
+	15, // 20: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
+	15, // [15:21] is the sub-list for method output_type
+	9,  // [9:15] is the sub-list for method input_type
+	9,  // [9:9] is the sub-list for extension type_name
+	9,  // [9:9] is the sub-list for extension extendee
+	0,  // [0:9] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_admin_proto_init() }
@@ -826,9 +1024,9 @@ func file_dsec_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_admin_proto_rawDesc), len(file_dsec_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   16,
 			NumExtensions: 0,
-			NumServices:   2,
+			NumServices:   3,
 		},
 		GoTypes:           file_dsec_v1_admin_proto_goTypes,
 		DependencyIndexes: file_dsec_v1_admin_proto_depIdxs,

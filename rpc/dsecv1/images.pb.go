@@ -24,17 +24,19 @@ const (
 
 // Image is a named, immutable version of a layer.
 type Image struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Version       string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
-	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
-	Digest        string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
-	Size          int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
-	Stored        int64                  `protobuf:"varint,6,opt,name=stored,proto3" json:"stored,omitempty"`
-	Entries       int64                  `protobuf:"varint,7,opt,name=entries,proto3" json:"entries,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created,proto3" json:"created,omitempty"`
-	Source        string                 `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
-	Config        *ImageConfig           `protobuf:"bytes,10,opt,name=config,proto3" json:"config,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Version string                 `protobuf:"bytes,2,opt,name=version,proto3" json:"version,omitempty"`
+	Role    string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	Digest  string                 `protobuf:"bytes,4,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size    int64                  `protobuf:"varint,5,opt,name=size,proto3" json:"size,omitempty"`
+	Stored  int64                  `protobuf:"varint,6,opt,name=stored,proto3" json:"stored,omitempty"`
+	Entries int64                  `protobuf:"varint,7,opt,name=entries,proto3" json:"entries,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=created,proto3" json:"created,omitempty"`
+	Source  string                 `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
+	Config  *ImageConfig           `protobuf:"bytes,10,opt,name=config,proto3" json:"config,omitempty"`
+	// Whose it is alone; empty for everybody's.
+	Project       string `protobuf:"bytes,11,opt,name=project,proto3" json:"project,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -137,6 +139,13 @@ func (x *Image) GetConfig() *ImageConfig {
 		return x.Config
 	}
 	return nil
+}
+
+func (x *Image) GetProject() string {
+	if x != nil {
+		return x.Project
+	}
+	return ""
 }
 
 // ImageConfig is what an image says about running things in it.
@@ -693,7 +702,7 @@ var File_dsec_v1_images_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_images_proto_rawDesc = "" +
 	"\n" +
-	"\x14dsec/v1/images.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xa3\x02\n" +
+	"\x14dsec/v1/images.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x02\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -705,7 +714,8 @@ const file_dsec_v1_images_proto_rawDesc = "" +
 	"\acreated\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12\x16\n" +
 	"\x06source\x18\t \x01(\tR\x06source\x12,\n" +
 	"\x06config\x18\n" +
-	" \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\"[\n" +
+	" \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x18\n" +
+	"\aproject\x18\v \x01(\tR\aproject\"[\n" +
 	"\vImageConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x10\n" +
 	"\x03cwd\x18\x02 \x01(\tR\x03cwd\x12\x12\n" +

@@ -38,6 +38,7 @@ type Fake struct {
 	boxes    []*box     // in order of creation
 	images   []dsec.Image
 	tokens   map[string]dsec.Token
+	projects []dsec.Project
 	commands int
 	calls    map[string]int
 }
@@ -75,7 +76,7 @@ func New() *Fake {
 func (f *Fake) Services() dsec.Services {
 	return dsec.Services{
 		Sandboxes: sandboxes{f}, Commands: commands{f}, Files: files{f}, Ports: ports{f}, Images: images{f},
-		Tokens: tokens{f}, Nodes: nodes{f},
+		Tokens: tokens{f}, Projects: projects{f}, Nodes: nodes{f},
 	}
 }
 
@@ -395,6 +396,31 @@ func (s tokens) Revoke(ctx context.Context, name string) error {
 	}
 	delete(s.f.tokens, name)
 	return nil
+}
+
+type projects struct{ f *Fake }
+
+func (s projects) Create(ctx context.Context, name dsec.ProjectID) (dsec.Project, error) {
+	if err := s.f.enter(ctx, "Projects.Create"); err != nil {
+		return dsec.Project{}, err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	if slices.ContainsFunc(s.f.projects, func(p dsec.Project) bool { return p.Name == name }) {
+		return dsec.Project{}, dsec.Errorf(dsec.Exists, "project %q exists", string(name))
+	}
+	p := dsec.Project{Name: name, Created: time.Now().UTC()}
+	s.f.projects = append(s.f.projects, p)
+	return p, nil
+}
+
+func (s projects) List(ctx context.Context) ([]dsec.Project, error) {
+	if err := s.f.enter(ctx, "Projects.List"); err != nil {
+		return nil, err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	return slices.Clone(s.f.projects), nil
 }
 
 type nodes struct{ f *Fake }
