@@ -81,7 +81,7 @@ func (c *tokenLsCmd) Run(ctx context.Context, a *app) error {
 			rights[i] = string(r)
 		}
 		if !t.Expires.IsZero() {
-			left = age(t.Expires.Sub(now))
+			left = until(t.Expires, now)
 		}
 		rows = append(rows, []string{t.Name, string(t.Project), strings.Join(rights, ","), since(t.Created, now), left})
 	}

@@ -19,7 +19,7 @@ import (
 type cpCmd struct {
 	Src  string `arg:"" help:"What to copy."`
 	Dst  string `arg:"" help:"Where to."`
-	User string `short:"u" help:"User whose rights apply in the sandbox, and who owns what is made." placeholder:"USER"`
+	User string `short:"u" help:"User whose rights apply in the sandbox, and who owns what is made (default the sandbox's)." placeholder:"USER"`
 }
 
 // Help shows the forms.
@@ -129,7 +129,7 @@ func (c copying) fromStdin(ctx context.Context, dst string) error {
 	if is {
 		return c.files.Unpack(ctx, c.on, c.op(dst), c.a.Stdin)
 	}
-	_, err = c.files.Write(ctx, c.on, c.op(dst), dsec.WriteOptions{}, c.a.Stdin)
+	_, err = c.files.Write(ctx, c.on, c.op(dst), dsec.WriteOptions{Parents: true}, c.a.Stdin)
 	return err
 }
 

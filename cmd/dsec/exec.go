@@ -16,7 +16,7 @@ import (
 // execCmd runs a command in a sandbox.
 type execCmd struct {
 	commandFlags
-	Step    stepFlag `help:"Name of this step: repeating it gives the recorded answer." placeholder:"SESSION:N"`
+	Step    stepFlag `help:"Name of this step: repeating it gives the recorded answer (default none)." placeholder:"SESSION:N"`
 	Sandbox string   `arg:"" help:"Sandbox ID."`
 	Argv    []string `arg:"" passthrough:"partial" name:"command" help:"Program and arguments, found in the sandbox's PATH; no shell is involved."`
 }
@@ -26,7 +26,9 @@ func (c *execCmd) Help() string {
 	return `The exit status is the command's own; 124 when it was killed at its timeout,
 125 when dsec itself failed, 126 or 127 when the program cannot be executed.
 Standard input is read only with -i. Ctrl-C is passed to the command; a second
-one kills it, a third leaves it running.
+one kills it, a third leaves it running. When nobody reads the output any more, as
+behind head, the command gets SIGPIPE, a second later SIGKILL, and the status is
+141. A dsec that is itself killed leaves the command running.
 
   dsec exec sb... -- make check
   tar c . | dsec exec -i sb... -- tar x
@@ -119,6 +121,9 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 	if x.tty {
 		defer x.followSize(ctx, st.ID)()
 	}
+	// A write to a closed pipe is an error, not the end of this program.
+	_, unnotify := x.a.Notify(syscall.SIGPIPE)
+	defer unnotify()
 	if x.interactive {
 		// The goroutine may stay in a Read of standard input; the process
 		// ends without it.
@@ -127,6 +132,10 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 	end, err := x.copyOutput(ctx, st.ID)
 	restore()
 	if err != nil {
+		if errors.Is(err, syscall.EPIPE) {
+			x.breakPipe(ctx, st.ID)
+			return exitStatus(128 + int(syscall.SIGPIPE))
+		}
 		if errors.Is(context.Cause(ctx), errDetached) {
 			fmt.Fprintf(x.a.Stderr, "dsec: command %s goes on; see: dsec wait %s %s\n", st.ID, x.on.Sandbox, st.ID)
 			return exitStatus(128 + int(syscall.SIGINT))
@@ -134,6 +143,28 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 		return err
 	}
 	return x.a.exit(end)
+}
+
+// pipeGrace is how long a command may live on without a reader of its output.
+const pipeGrace = time.Second
+
+// breakPipe ends a command as a write to a pipe that nobody reads would.
+func (x *execution) breakPipe(ctx context.Context, id dsec.CommandID) {
+	end := func(sig string) error {
+		ctx, cancel := context.WithTimeout(ctx, pipeGrace)
+		defer cancel()
+		err := x.s.Commands.Signal(ctx, x.on, id, sig)
+		if err == nil {
+			_, err = x.s.Commands.Wait(ctx, x.on, id)
+		}
+		return err
+	}
+	if err := end("PIPE"); err == nil || dsec.KindOf(err) == dsec.Conflict { // it has ended by itself
+		return
+	}
+	if err := end("KILL"); err != nil && dsec.KindOf(err) != dsec.Conflict {
+		x.a.warn(fmt.Errorf("command %s may still run: %w", id, err))
+	}
 }
 
 // exit reports what the status alone does not say, and returns it.

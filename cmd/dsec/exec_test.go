@@ -98,6 +98,39 @@ func TestRunStopsItsSandboxAtCtrlC(t *testing.T) {
 	}
 }
 
+// closedPipe is an output whose reader has gone.
+type closedPipe struct{}
+
+func (closedPipe) Write([]byte) (int, error) {
+	return 0, &os.PathError{Op: "write", Path: "/dev/stdout", Err: syscall.EPIPE}
+}
+
+func TestClosedPipeEndsTheCommand(t *testing.T) {
+	for program, want := range map[string]string{"hang": "PIPE", "stubborn": "KILL"} {
+		f := newFake()
+		s := newSession(f)
+		s.Stdout = closedPipe{}
+		id := create(t, f)
+		if got := <-s.start("exec", id, program); got != 141 {
+			t.Errorf("%s: status %d, want 141", program, got)
+		}
+		list, err := fakeCommands{f}.List(t.Context(), dsec.Call{Sandbox: dsec.SandboxID(id)})
+		if err != nil || len(list) != 1 || list[0].Signal != want || s.err.String() != "" {
+			t.Errorf("%s: %+v, %v, %q; want it ended by %s", program, list, err, s.err, want)
+		}
+	}
+	// A run takes its sandbox along.
+	f := newFake()
+	s := newSession(f)
+	s.Stdout = closedPipe{}
+	if got := <-s.start("run", "debian", "hang"); got != 141 {
+		t.Errorf("run: status %d, want 141", got)
+	}
+	if left, err := (fakeSandboxes{f}).List(t.Context(), dsec.Filter{}); err != nil || len(left) != 0 {
+		t.Errorf("run: %d sandboxes are left, %v", len(left), err)
+	}
+}
+
 func TestExecTerminal(t *testing.T) {
 	master, slave, err := pty.Open()
 	if err != nil {

@@ -274,7 +274,7 @@ func (c *fakeCommand) run(in io.Reader) {
 	case "hang":
 		print(dsec.Stdout, "ready\n")
 		outcome, signal = dsec.Signaled, <-c.signal
-		code = map[string]int{"INT": 130, "KILL": 137, "TERM": 143}[signal]
+		code = map[string]int{"INT": 130, "KILL": 137, "PIPE": 141, "TERM": 143}[signal]
 	case "stubborn":
 		print(dsec.Stdout, "ready\n")
 		for signal = ""; signal != "KILL"; signal = <-c.signal {
@@ -451,10 +451,15 @@ func (f fakeFiles) Read(ctx context.Context, on dsec.Call, o dsec.FileOp, _ dsec
 	return io.NopCloser(strings.NewReader(sb.files[path.Clean(o.Path)])), nil
 }
 
-func (f fakeFiles) Write(_ context.Context, on dsec.Call, o dsec.FileOp, _ dsec.WriteOptions, r io.Reader) (dsec.FileInfo, error) {
+func (f fakeFiles) Write(ctx context.Context, on dsec.Call, o dsec.FileOp, opt dsec.WriteOptions, r io.Reader) (dsec.FileInfo, error) {
 	sb, err := f.get(on.Sandbox)
 	if err != nil {
 		return dsec.FileInfo{}, err
+	}
+	if dir := path.Dir(path.Clean(o.Path)); !opt.Parents {
+		if _, err := f.Stat(ctx, on, dsec.FileOp{Path: dir}); err != nil {
+			return dsec.FileInfo{}, err
+		}
 	}
 	b, err := io.ReadAll(r)
 	sb.files[path.Clean(o.Path)] = string(b)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding"
 	"fmt"
 	"reflect"
 	"strconv"
@@ -25,6 +26,61 @@ func exactString(ctx *kong.DecodeContext, target reflect.Value) error {
 	}
 	target.SetString(s)
 	return nil
+}
+
+// word takes the next word as a flag's value, also one that begins with a
+// hyphen: what is wrong with "-1" is better said by who knows its meaning.
+func word(ctx *kong.DecodeContext) (string, error) {
+	t := ctx.Scan.Pop()
+	if t.IsEOL() {
+		return "", fmt.Errorf("needs a value")
+	}
+	return fmt.Sprint(t.Value), nil
+}
+
+// textual decodes what parses itself.
+func textual(ctx *kong.DecodeContext, target reflect.Value) error {
+	s, err := word(ctx)
+	if err != nil {
+		return err
+	}
+	return target.Addr().Interface().(encoding.TextUnmarshaler).UnmarshalText([]byte(s))
+}
+
+// number decodes a whole number.
+func number(ctx *kong.DecodeContext, target reflect.Value) error {
+	s, err := word(ctx)
+	if err != nil {
+		return err
+	}
+	n, err := strconv.ParseInt(s, 10, target.Type().Bits())
+	if err != nil {
+		return dsec.Errorf(dsec.Invalid, "%q is not a whole number, or too large", s)
+	}
+	target.SetInt(n)
+	return nil
+}
+
+// fraction decodes a number.
+func fraction(ctx *kong.DecodeContext, target reflect.Value) error {
+	s, err := word(ctx)
+	if err != nil {
+		return err
+	}
+	f, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return dsec.Errorf(dsec.Invalid, "%q is not a number", s)
+	}
+	target.SetFloat(f)
+	return nil
+}
+
+// helpText gives the help of a flag or argument with its default.
+func helpText(v *kong.Value) string {
+	if !v.HasDefault || v.IsBool() {
+		return v.Help
+	}
+	return fmt.Sprintf("%s (default %s).", strings.TrimSuffix(v.Help, "."), v.Default)
 }
 
 // outputFlags are common to the commands that print data.
@@ -102,7 +158,8 @@ func (f *stepFlag) UnmarshalText(text []byte) error {
 }
 
 // pairs parses NAME=value words. A bare NAME takes its value from lookup, where
-// there is one.
+// there is one; of several values of a variable the last counts, as in a shell,
+// while those of a label would leave open which was meant.
 func pairs(what string, words []string, lookup func(string) string) (map[string]string, error) {
 	if len(words) == 0 {
 		return nil, nil
@@ -116,6 +173,9 @@ func pairs(what string, words []string, lookup func(string) string) (map[string]
 		if !ok || name == "" {
 			return nil, dsec.Errorf(dsec.Invalid, "%s %q is not NAME=value", what, w)
 		}
+		if old, twice := m[name]; twice && old != value && lookup == nil {
+			return nil, dsec.Errorf(dsec.Invalid, "%s %s is given twice, as %q and %q", what, name, old, value)
+		}
 		m[name] = value
 	}
 	return m, nil
@@ -123,30 +183,31 @@ func pairs(what string, words []string, lookup func(string) string) (map[string]
 
 // specFlags say what sandbox is wanted.
 type specFlags struct {
-	Image     string   `help:"Base image: name, name@version; for run also a registry reference." placeholder:"NAME"`
-	Workspace string   `help:"Workspace image on top of the base." placeholder:"NAME"`
-	Toolkit   []string `help:"Toolkit image on top of both; may be repeated." placeholder:"NAME" sep:"none"`
-	Kind      string   `help:"How it is isolated: container, microvm, fullvm or fncall." placeholder:"KIND"`
+	Image     string   `help:"Base image: name, name@version; for run also a registry reference (no default)." placeholder:"NAME"`
+	Workspace string   `help:"Workspace image on top of the base (default none)." placeholder:"NAME"`
+	Toolkit   []string `help:"Toolkit image on top of both; may be repeated (default none)." placeholder:"NAME" sep:"none"`
+	Kind      string   `help:"How it is isolated: container, microvm, fullvm or fncall (default container)." placeholder:"KIND"`
 	CPU       float64  `help:"Cores it may use (default 1)." placeholder:"CORES"`
 	Memory    byteSize `help:"Memory it may use, as 512M or 2G (default 1G)." placeholder:"SIZE"`
 	Disk      byteSize `help:"What it may write (default 10G)." placeholder:"SIZE"`
 	Pids      int      `help:"Processes and threads it may have (default 1024)." placeholder:"N"`
 	TTL       span     `name:"ttl" help:"Ended this long after its creation (default 1h)." placeholder:"TIME"`
 	Idle      span     `help:"Ended after this long without use (default never)." placeholder:"TIME"`
-	Job       string   `help:"Job it belongs to." placeholder:"ID"`
-	Label     []string `help:"Label k=v, for listing; may be repeated." placeholder:"K=V" sep:"none"`
-	Network   string   `help:"What it may reach: none." placeholder:"NAME"`
-	Hostname  string   `help:"Its host name." placeholder:"NAME"`
-	Key       string   `help:"Repeating a create with the same key gives the same sandbox." placeholder:"KEY"`
+	Job       string   `help:"Job it belongs to (default none)." placeholder:"ID"`
+	Label     []string `help:"Label k=v, for listing; may be repeated (default none)." placeholder:"K=V" sep:"none"`
+	Network   string   `help:"What it may reach: none, which is loopback only (default none)." placeholder:"NAME"`
+	Hostname  string   `help:"Its host name (default the start of its ID)." placeholder:"NAME"`
+	Key       string   `help:"Repeating a create with the same key gives the same sandbox (default none)." placeholder:"KEY"`
 }
 
-// spec gives the Spec that the flags describe.
+// spec gives the Spec that the flags describe. What is wrong with their values
+// is found here, where they are as they were written.
 func (f *specFlags) spec() (dsec.Spec, error) {
 	labels, err := pairs("label", f.Label, nil)
 	if err != nil {
 		return dsec.Spec{}, err
 	}
-	return dsec.Spec{
+	spec := dsec.Spec{
 		Kind:        dsec.Kind(f.Kind),
 		Environment: dsec.Environment{Base: f.Image, Workspace: f.Workspace, Toolkits: f.Toolkit},
 		Resources:   dsec.Resources{CPU: f.CPU, Memory: int64(f.Memory), Disk: int64(f.Disk), Pids: f.Pids},
@@ -156,14 +217,17 @@ func (f *specFlags) spec() (dsec.Spec, error) {
 		Labels:      labels,
 		Job:         dsec.JobID(f.Job),
 		Network:     dsec.Network(f.Network),
-	}, nil
+	}
+	known := spec
+	known.Environment.Base = "any" // is checked when it is looked for
+	return spec, known.Check()
 }
 
 // userFlags say as whom, where and with what environment commands run.
 type userFlags struct {
-	User string   `short:"u" help:"User name, uid or uid:gid." placeholder:"USER"`
-	Cwd  string   `short:"w" help:"Working directory." placeholder:"DIR"`
-	Env  []string `short:"e" help:"Environment variable; NAME alone takes it from here. May be repeated." placeholder:"NAME=VALUE" sep:"none"`
+	User string   `short:"u" help:"User name, uid or uid:gid (default the sandbox's, else the image's, else root)." placeholder:"USER"`
+	Cwd  string   `short:"w" help:"Working directory (default the sandbox's, else the image's, else /)." placeholder:"DIR"`
+	Env  []string `short:"e" help:"Environment variable; NAME alone takes it from here. May be repeated (default none)." placeholder:"NAME=VALUE" sep:"none"`
 }
 
 // commandFlags say how a command runs.
@@ -171,7 +235,7 @@ type commandFlags struct {
 	userFlags
 	Interactive bool     `short:"i" help:"Feed standard input to the command. Without it the command reads nothing."`
 	TTY         bool     `name:"tty" short:"t" help:"Give the command a terminal."`
-	Timeout     span     `help:"Kill it after this long; the exit status is then 124." placeholder:"TIME"`
-	Quiet       span     `name:"idle-timeout" help:"Kill it after this long without output." placeholder:"TIME"`
+	Timeout     span     `help:"Kill it after this long; the exit status is then 124 (default never)." placeholder:"TIME"`
+	Quiet       span     `name:"idle-timeout" help:"Kill it after this long without output (default never)." placeholder:"TIME"`
 	Output      byteSize `help:"How much of each output stream is kept (default 16M)." placeholder:"SIZE"`
 }

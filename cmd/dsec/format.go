@@ -58,6 +58,28 @@ func age(d time.Duration) string {
 	return fmt.Sprintf("%dd", d/(24*time.Hour))
 }
 
+// until gives the time from now to t for people, rounded to its unit: right
+// after a start with two hours that is "2h".
+func until(t, now time.Time) string {
+	d := t.Sub(now)
+	if d <= 0 {
+		return "expired"
+	}
+	for _, u := range []struct {
+		unit, limit time.Duration
+		name        string
+	}{
+		{time.Second, 2 * time.Minute, "s"},
+		{time.Minute, 2 * time.Hour, "m"},
+		{time.Hour, 48 * time.Hour, "h"},
+	} {
+		if r := d.Round(u.unit); r < u.limit {
+			return fmt.Sprintf("%d%s", max(1, r/u.unit), u.name)
+		}
+	}
+	return fmt.Sprintf("%dd", d.Round(24*time.Hour)/(24*time.Hour))
+}
+
 // since gives the age of t at now, "-" for the zero time.
 func since(t, now time.Time) string {
 	if t.IsZero() {

@@ -2,8 +2,11 @@ package main
 
 import (
 	"bytes"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/alecthomas/kong"
 
 	"github.com/dsec-go/dsec"
 )
@@ -115,5 +118,41 @@ func TestForwards(t *testing.T) {
 		if got, err := parseForward(s); err == nil {
 			t.Errorf("parseForward(%q) = %v", s, got)
 		}
+	}
+}
+
+func TestUntil(t *testing.T) {
+	now := time.Unix(1_000_000, 0)
+	for d, want := range map[time.Duration]string{
+		-time.Second: "expired", 0: "expired", time.Millisecond: "1s", 1600 * time.Millisecond: "2s",
+		119 * time.Second: "119s", 2*time.Minute - time.Millisecond: "2m", time.Hour - time.Second: "60m",
+		89*time.Minute + 31*time.Second: "90m", 2*time.Hour - time.Second: "2h", 2*time.Hour + 29*time.Minute: "2h",
+		24*time.Hour - time.Second: "24h", 48*time.Hour - time.Second: "2d", 30*24*time.Hour - time.Second: "30d",
+	} {
+		if got := until(now.Add(d), now); got != want {
+			t.Errorf("%v is left: %q, want %q", d, got, want)
+		}
+	}
+}
+
+// Every flag that takes a value says what holds without it.
+func TestHelpNamesDefaults(t *testing.T) {
+	parser, err := kong.New(&cli{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := 0
+	for _, leaf := range parser.Model.Leaves(false) {
+		for _, group := range leaf.AllFlags(true) {
+			for _, f := range group {
+				seen++
+				if !f.IsBool() && !strings.Contains(helpText(f.Value), "default") {
+					t.Errorf("dsec %s: --%s names no default: %s", leaf.Path(), f.Name, f.Help)
+				}
+			}
+		}
+	}
+	if seen < 50 {
+		t.Errorf("%d flags were seen", seen)
 	}
 }

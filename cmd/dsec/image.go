@@ -30,7 +30,7 @@ const registryScheme = "docker://"
 
 type imageImportCmd struct {
 	Src  string `arg:"" help:"Folder, tar (plain, gzip, zstd; also of docker save), OCI layout, - for standard input, or registry reference."`
-	Name string `help:"Name, or name@version; a missing version is taken from the content. Needed but for a reference." placeholder:"NAME"`
+	Name string `help:"Name, or name@version; a missing version is taken from the content (default that of a reference; else needed)." placeholder:"NAME"`
 	As   string `help:"Where in an environment it goes: base, workspace or toolkit." enum:"base,workspace,toolkit" default:"base"`
 	outputFlags
 }

@@ -14,10 +14,10 @@ import (
 // lsCmd lists sandboxes.
 type lsCmd struct {
 	All   bool     `short:"a" help:"Ended ones too, kept for 24 hours."`
-	Job   string   `help:"Of this job only." placeholder:"ID"`
-	Label []string `help:"With this label only; may be repeated." placeholder:"K=V" sep:"none"`
-	State string   `help:"In this state only." placeholder:"STATE"`
-	Limit int      `help:"At most this many, the newest." placeholder:"N"`
+	Job   string   `help:"Of this job only (default all)." placeholder:"ID"`
+	Label []string `help:"With this label only; may be repeated (default all)." placeholder:"K=V" sep:"none"`
+	State string   `help:"In this state only (default every one that has not ended)." placeholder:"STATE"`
+	Limit int      `help:"At most this many, the newest (default all)." placeholder:"N"`
 	Quiet bool     `short:"q" help:"Print IDs alone."`
 	outputFlags
 }
@@ -63,7 +63,7 @@ func (c *lsCmd) Run(ctx context.Context, a *app) error {
 	now := time.Now()
 	rows := [][]string{{"SANDBOX", "STATE", "KIND", "IMAGE", "NODE", "AGE", "LEFT", "MEMORY", "CPU"}}
 	for _, sb := range list {
-		state, left := string(sb.State), age(sb.Expires.Sub(now))
+		state, left := string(sb.State), until(sb.Expires, now)
 		if sb.State.Ended() {
 			state, left = fmt.Sprintf("%s (%s)", sb.State, sb.Cause), "-"
 		}
@@ -121,7 +121,7 @@ func describe(sb dsec.Sandbox, now time.Time) [][]string {
 	add("toolkits", strings.Join(spec.Environment.Toolkits, " "))
 	add("created", sb.Created.UTC().Format(time.RFC3339)+" ("+since(sb.Created, now)+" ago)")
 	if !sb.State.Ended() {
-		add("expires", "in "+age(sb.Expires.Sub(now)))
+		add("expires", sb.Expires.UTC().Format(time.RFC3339)+" ("+until(sb.Expires, now)+")")
 	}
 	add("took", took(sb.Took))
 	for _, st := range sb.Stages {

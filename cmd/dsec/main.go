@@ -118,7 +118,13 @@ func (a *app) main(ctx context.Context, args []string) (code int) {
 		kong.Writers(a.Stdout, a.Stderr),
 		kong.Exit(func(code int) { panic(helpShown{code}) }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true, WrapUpperBound: 100}),
+		kong.ValueFormatter(helpText),
 		kong.KindMapper(reflect.String, kong.MapperFunc(exactString)),
+		kong.KindMapper(reflect.Int, kong.MapperFunc(number)),
+		kong.KindMapper(reflect.Float64, kong.MapperFunc(fraction)),
+		kong.TypeMapper(reflect.TypeFor[byteSize](), kong.MapperFunc(textual)),
+		kong.TypeMapper(reflect.TypeFor[span](), kong.MapperFunc(textual)),
+		kong.TypeMapper(reflect.TypeFor[stepFlag](), kong.MapperFunc(textual)),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(a),
 	)
