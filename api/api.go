@@ -20,6 +20,7 @@
 //     another process in headers that count only beside the cluster's secret.
 //     Whoever sends such headers from outside is not believed.
 //   - An ID with a wrong tag is NotFound without asking anybody.
+//   - A call ends soon after its token: it is looked up again every Recheck.
 //   - Beyond MaxInFlight calls the answer is Exhausted at once.
 //
 // Read next: package rpc, then router.go.
@@ -54,14 +55,18 @@ type Config struct {
 	Local dsec.Services
 
 	RPC         rpc.Options
-	Metrics     http.Handler // at /metrics, without a token; none when nil
-	MaxInFlight int          // calls at a time; default DefaultInFlight
+	Metrics     http.Handler  // at /metrics, without a token; none when nil
+	MaxInFlight int           // calls at a time; default DefaultInFlight
+	Recheck     time.Duration // how often a call under way has its token looked up again; default DefaultRecheck
 	Events      Events
 }
 
 // DefaultInFlight is how many calls are served at a time by default. Most of
 // them wait: a replica for 5,000 busy sandboxes has that many attached.
 const DefaultInFlight = 32768
+
+// DefaultRecheck is how long a call outlives its token by default.
+const DefaultRecheck = 2 * time.Second
 
 // Events tells of what happens. A nil callback is not called; each must be
 // quick and safe for concurrent use.
@@ -77,6 +82,8 @@ type Access struct {
 	Token     string
 	Project   dsec.ProjectID
 	Status    int // of HTTP; a stream that failed on the way has 200
+	Failed    bool
+	Kind      dsec.ErrorKind // of the failure, however late it came
 	Sent      int64
 	Took      time.Duration
 }
@@ -92,6 +99,9 @@ type Handler struct {
 func New(c Config) *Handler {
 	if c.MaxInFlight == 0 {
 		c.MaxInFlight = DefaultInFlight
+	}
+	if c.Recheck == 0 {
+		c.Recheck = DefaultRecheck
 	}
 	local := c.Local
 	local.Sandboxes = router{c.Key, c.Nodes}
@@ -114,10 +124,11 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	a := Access{Request: rpc.RequestIDOr(r.Header.Get(rpc.HeaderRequest)), Procedure: r.URL.Path}
 	begin := time.Now()
-	rec := &recorder{ResponseWriter: w}
+	rec, ctx := rpc.Follow(w), r.Context()
 	if h.cfg.Events.Access != nil {
 		defer func() {
-			a.Status, a.Sent, a.Took = max(rec.status, 0), rec.sent, time.Since(begin)
+			kind, ok := rec.Failure(ctx) // before Status
+			a.Status, a.Sent, a.Failed, a.Kind, a.Took = rec.Status(), rec.Sent(), !ok, kind, time.Since(begin)
 			h.cfg.Events.Access(a)
 		}()
 	}
@@ -126,19 +137,31 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		rpc.WriteError(rec, r, a.Request, dsec.Errorf(dsec.Exhausted, "the server has %d calls in hand", h.cfg.MaxInFlight))
 		return
 	}
-	next, r, err := h.admit(r, &a)
+	secret := secretOf(r)
+	next, r, err := h.admit(r, secret, &a)
 	if err != nil {
 		rpc.WriteError(rec, r, a.Request, err)
 		return
 	}
-	next.ServeHTTP(rec, r)
+	g := h.guard(r.Context(), rec, secret)
+	defer g.leave()
+	ctx = g.ctx
+	next.ServeHTTP(rec, r.WithContext(ctx))
+}
+
+// secretOf gives the secret that a request carries, "" if it has none.
+func secretOf(r *http.Request) string {
+	secret, ok := strings.CutPrefix(r.Header.Get(rpc.HeaderAuth), "Bearer ")
+	if !ok {
+		return ""
+	}
+	return secret
 }
 
 // admit checks who calls and finds who serves. The request that it gives
 // carries the caller and no secret.
-func (h *Handler) admit(r *http.Request, a *Access) (http.Handler, *http.Request, error) {
-	secret, ok := strings.CutPrefix(r.Header.Get(rpc.HeaderAuth), "Bearer ")
-	if !ok || secret == "" {
+func (h *Handler) admit(r *http.Request, secret string, a *Access) (http.Handler, *http.Request, error) {
+	if secret == "" {
 		return nil, r, dsec.Errorf(dsec.Unauthenticated, "no token: header %s is not \"Bearer TOKEN\"", rpc.HeaderAuth)
 	}
 	token, err := h.cfg.Auth.Authenticate(r.Context(), secret)
@@ -146,7 +169,8 @@ func (h *Handler) admit(r *http.Request, a *Access) (http.Handler, *http.Request
 		return nil, r, err
 	}
 	a.Token, a.Project = token.Name, token.Project
-	if err := allowed(token, r.URL.Path); err != nil {
+	known := rpc.Known(r.URL.Path)
+	if err := allowed(token, r.URL.Path); err != nil && known {
 		return nil, r, err
 	}
 	ctx := dsec.WithCaller(r.Context(), dsec.Caller{Project: token.Project, Token: token.Name, Admin: has(token, dsec.RightAdmin)})
@@ -156,7 +180,7 @@ func (h *Handler) admit(r *http.Request, a *Access) (http.Handler, *http.Request
 		r2.Header.Del(name)
 	}
 	r2.Header.Set(rpc.HeaderRequest, a.Request)
-	if !forSandbox(r.URL.Path) {
+	if !known || !forSandbox(r.URL.Path) { // of what is not known, the local handler says so
 		return h.local, r2, nil
 	}
 	a.Sandbox = dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox))
@@ -176,39 +200,6 @@ func healthz(w http.ResponseWriter) {
 	w.Header().Set("Content-Type", "application/json")
 	_, _ = w.Write([]byte(`{"status":"ok","version":"` + dsec.Version + `"}` + "\n"))
 }
-
-// recorder notes what was answered. It passes flushes on, which streams need.
-type recorder struct {
-	http.ResponseWriter
-	status int
-	sent   int64
-}
-
-func (r *recorder) WriteHeader(status int) {
-	if r.status == 0 {
-		r.status = status
-	}
-	r.ResponseWriter.WriteHeader(status)
-}
-
-func (r *recorder) Write(p []byte) (int, error) {
-	if r.status == 0 {
-		r.status = http.StatusOK
-	}
-	n, err := r.ResponseWriter.Write(p)
-	r.sent += int64(n)
-	return n, err
-}
-
-// Flush implements http.Flusher.
-func (r *recorder) Flush() {
-	if f, ok := r.ResponseWriter.(http.Flusher); ok {
-		f.Flush()
-	}
-}
-
-// Unwrap lets http.ResponseController reach the connection.
-func (r *recorder) Unwrap() http.ResponseWriter { return r.ResponseWriter }
 
 // AuthFunc is a function as an Authenticator.
 type AuthFunc func(ctx context.Context, secret string) (dsec.Token, error)

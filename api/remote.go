@@ -3,6 +3,9 @@ package api
 import (
 	"context"
 	"crypto/subtle"
+	"errors"
+	"io"
+	"log"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -95,6 +98,7 @@ func (t *transport) proxy(u *url.URL, node Remote) http.Handler {
 		Transport:     t,
 		FlushInterval: -1, // a stream's message is passed on when it comes
 		BufferPool:    relayBuffers{},
+		ErrorLog:      log.New(io.Discard, "", 0), // an answer that breaks off is told to Events.Access
 		ModifyResponse: func(r *http.Response) error {
 			// The node was told the id of the request; it is set once.
 			if id := r.Request.Header.Get(rpc.HeaderRequest); id != "" {
@@ -107,11 +111,15 @@ func (t *transport) proxy(u *url.URL, node Remote) http.Handler {
 			if node.Fault != nil {
 				node.Fault(node.Name, err)
 			}
-			if ctxErr := r.Context().Err(); ctxErr != nil {
-				kind = dsec.KindOf(ctxErr)
+			text := errNode
+			if r.Context().Err() != nil {
+				kind = dsec.KindOf(context.Cause(r.Context()))
+				if why, ok := errors.AsType[*dsec.Error](context.Cause(r.Context())); ok {
+					text = why.Err // the guard's reason
+				}
 			}
 			rpc.WriteError(w, r, rpc.RequestIDOr(r.Header.Get(rpc.HeaderRequest)),
-				&dsec.Error{Op: "api.Relay", Kind: kind, Sandbox: dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox)), Err: errNode})
+				&dsec.Error{Op: "api.Relay", Kind: kind, Sandbox: dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox)), Err: text})
 		},
 	}
 }

@@ -126,7 +126,10 @@ func (h *handler) intercept(next connect.ServerFunc) connect.ServerFunc {
 		if err == nil {
 			return nil
 		}
-		if ctx.Err() != nil && dsec.KindOf(err) == dsec.Internal {
+		if cause, ok := errors.AsType[*dsec.Error](context.Cause(ctx)); ok {
+			// Whoever ended the call said why; what broke by that is no news.
+			err = cause
+		} else if ctx.Err() != nil && dsec.KindOf(err) == dsec.Internal {
 			// What broke because the caller or its time is gone is not a fault.
 			err = &dsec.Error{Kind: dsec.KindOf(ctx.Err()), Err: err}
 		}

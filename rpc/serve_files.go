@@ -66,7 +66,7 @@ func (s files) Read(ctx context.Context, req *dsecv1.FilesReadRequest, stream ds
 		return err
 	}
 	var msg dsecv1.FilesReadResponse
-	return send(r, func(b []byte) error {
+	return send(ctx, r, func(b []byte) error {
 		msg.Data = b
 		return stream.Send(&msg)
 	})
@@ -166,7 +166,7 @@ func (s files) Pack(ctx context.Context, req *dsecv1.FilesPackRequest, stream ds
 		return err
 	}
 	var msg dsecv1.FilesPackResponse
-	return send(r, func(b []byte) error {
+	return send(ctx, r, func(b []byte) error {
 		msg.Data = b
 		return stream.Send(&msg)
 	})

@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"errors"
 	"io"
 	"sync"
@@ -14,13 +15,14 @@ var chunks = sync.Pool{New: func() any {
 	return &b
 }}
 
-// send reads r to its end and gives out is in chunks; out must not keep them. It
-// closes r.
-func send(r io.ReadCloser, out func([]byte) error) error {
+// send reads r to its end and gives it out in chunks; out must not keep them. It
+// closes r. A reader need not know ctx: what has data goes on for as long as
+// its caller takes them, so the end of the call is looked for here.
+func send(ctx context.Context, r io.ReadCloser, out func([]byte) error) error {
 	defer r.Close()
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
-	for {
+	for ctx.Err() == nil {
 		n, err := r.Read(*buf)
 		if n > 0 {
 			if err := out((*buf)[:n]); err != nil {
@@ -34,6 +36,7 @@ func send(r io.ReadCloser, out func([]byte) error) error {
 			return err
 		}
 	}
+	return ctx.Err()
 }
 
 // body is the data of a request stream as a reader.

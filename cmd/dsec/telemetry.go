@@ -4,8 +4,6 @@ import (
 	"context"
 	"io"
 	"log/slog"
-	"net/http"
-	"strconv"
 	"strings"
 	"time"
 
@@ -16,6 +14,7 @@ import (
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/api"
 	"github.com/dsec-go/dsec/edge"
+	"github.com/dsec-go/dsec/rpc"
 )
 
 // Names of attributes in the log.
@@ -97,7 +96,7 @@ func newTelemetry(log *slog.Logger) *telemetry {
 		}, []string{"where"}),
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "dsec_call_seconds", Help: "Calls of the api; a stream counts from its first byte to its last.", Buckets: createBuckets,
-		}, []string{"procedure", "status"}),
+		}, []string{"procedure", "code"}),
 	}
 	t.registry.MustRegister(t.created, t.stages, t.refused, t.ended, t.stops, t.faults, t.calls,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
@@ -159,15 +158,18 @@ func (t *telemetry) fault(where string, err error, attrs ...any) {
 // access records one call of the api. Paths that callers make up are counted
 // as one, since each label is memory.
 func (t *telemetry) access(a api.Access) {
-	procedure := a.Procedure
+	procedure, code := a.Procedure, "ok"
 	switch {
 	case a.Token == "":
 		procedure = "without token"
-	case a.Status == http.StatusNotFound && a.Sandbox == "":
+	case !rpc.Known(a.Procedure):
 		procedure = "unknown"
 	}
-	t.calls.WithLabelValues(procedure, strconv.Itoa(a.Status)).Observe(a.Took.Seconds())
-	t.log.Debug("call", logRequest, a.Request, logOp, a.Procedure, logSandbox, a.Sandbox, "token", a.Token, "status", a.Status, logTook, a.Took)
+	if a.Failed {
+		code = a.Kind.String() // a stream that failed on the way has the status 200
+	}
+	t.calls.WithLabelValues(procedure, code).Observe(a.Took.Seconds())
+	t.log.Debug("call", logRequest, a.Request, logOp, a.Procedure, logSandbox, a.Sandbox, "token", a.Token, "status", a.Status, "code", code, logTook, a.Took)
 }
 
 // watchDoor adds what the api counts to the metrics.
