@@ -12,8 +12,9 @@ import (
 
 const description = `DSec runs sandboxes for language-model agents.
 
-Start a node with "dsec up". Then, for example:
+For example:
 
+  dsec up --detach
   dsec image import ./rootfs --name debian
   dsec run --image debian -- uname -a
 

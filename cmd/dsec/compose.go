@@ -35,6 +35,7 @@ type node struct {
 	images    *images
 	driver    driver.Driver
 	edge      *edge.Node
+	limits    []error  // of the host, that could not be raised
 	closers   []closer // in the order of making
 }
 
@@ -57,6 +58,9 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 			return nil, err
 		}
 	}
+	if err := checkGuest(ctx, u.Guest); err != nil {
+		return nil, err
+	}
 	if n.name == "" {
 		n.name = hostName()
 	}
@@ -64,9 +68,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, err
 	}
 	n.onClose("data folder", func() error { n.data.close(); return nil })
-	for _, err := range raiseLimits() {
-		u.Log.Warn("host limit is low", logErr, err)
-	}
+	n.limits = raiseLimits()
 	n.telemetry = newTelemetry(u.Log)
 	for _, dir := range []string{tempDir, verifiedDir} {
 		if err := os.MkdirAll(n.data.at(dir), 0o700); err != nil {

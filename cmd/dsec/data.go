@@ -25,6 +25,7 @@ const (
 	formatFile    = "format"   // dataFormat
 	instanceFile  = "instance" // random: tells this node from another of its name
 	tokenFile     = "token"    // secret of the operator's token, mode 0600
+	upLog         = "up.log"   // of dsec up --detach
 	controlSocket = "control"  // where dsec down asks
 	etcdDir       = "etcd"
 	blobDir       = "blobs"
@@ -96,7 +97,7 @@ func checkEmpty(path string) error {
 		switch strings.TrimSuffix(e.Name(), ".new") {
 		case formatFile:
 			return nil
-		case lockFile, instanceFile:
+		case lockFile, instanceFile, upLog:
 		default:
 			other = e.Name()
 		}
@@ -162,6 +163,18 @@ func (d *dataFolder) at(name string) string { return filepath.Join(d.path, name)
 
 // close gives the folder to the next.
 func (d *dataFolder) close() { d.lock.Close() }
+
+// isOpen reports whether a process has the data folder open.
+func isOpen(path string) bool {
+	if !hasNode(path) {
+		return false
+	}
+	f, err := takeLock(path)
+	if err == nil {
+		f.Close()
+	}
+	return errors.Is(err, errInUse)
+}
 
 // awaitUnlocked returns once no process has the folder open.
 func awaitUnlocked(ctx context.Context, path string) error {

@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net"
 	"net/http"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"time"
 
@@ -28,6 +31,8 @@ type upCmd struct {
 	Name    string `help:"Name of the node (default the host's)." placeholder:"NAME"`
 	Guest   string `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
 	Verbose bool   `short:"v" help:"Log every sandbox."`
+	Detach  bool   `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder."`
+	ReadyFD int    `name:"ready-fd" hidden:""`
 }
 
 // Help says what is left and what is found again.
@@ -35,13 +40,21 @@ func (c *upCmd) Help() string {
 	return `Everything runs in this one process: the front door, the node and their store.
 Ctrl-C ends the process and leaves the sandboxes running; the next dsec up finds
 them again. dsec down ends both. A context file under the user's configuration
-folder lets the other commands of this account find the server.`
+folder lets the other commands of this account find the server.
+
+  dsec up --detach   # returns when the node serves; dsec down ends it`
 }
 
 // Run runs the node until it is interrupted or taken down.
 func (c *upCmd) Run(ctx context.Context, a *app) error {
 	if os.Geteuid() != 0 {
 		return dsec.Errorf(dsec.Denied, "a node makes namespaces and mounts: run it as root")
+	}
+	if c.Detach {
+		return c.detach(ctx, a)
+	}
+	if c.ReadyFD > 0 {
+		syscall.CloseOnExec(c.ReadyFD)
 	}
 	path, err := a.contextPath()
 	if err != nil {
@@ -68,6 +81,7 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 		Log: newLog(a.Stderr, level),
 		Ready: func(r Ready) {
 			fmt.Fprintf(a.Stdout, "dsec %s serves at %s, data in %s; Ctrl-C leaves sandboxes running\n", dsec.Version, r.URL, r.Data)
+			c.tell(r.URL)
 		},
 	}
 	left, err := up.Run(ctx)
@@ -118,9 +132,23 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	if host, _, err := net.SplitHostPort(u.Listen); err != nil || host == "" {
 		return 0, dsec.Errorf(dsec.Invalid, "listen address %q is not HOST:PORT; all interfaces are 0.0.0.0:PORT", u.Listen)
 	}
+	// The address first: nothing has to be undone when it is bad or taken.
+	// Whoever calls from here on waits until the node serves.
+	listener, err := net.Listen("tcp", u.Listen)
+	if err != nil {
+		if errors.Is(err, syscall.EADDRINUSE) && isOpen(u.Data) {
+			return 0, fmt.Errorf("open data folder %s: %w", u.Data, errInUse)
+		}
+		return 0, fmt.Errorf("serve: %w", err)
+	}
+	defer listener.Close()
+	u.Listen = listener.Addr().String()
 	n, err := openNode(ctx, u)
 	if err != nil {
 		return 0, err
+	}
+	for _, err := range n.limits {
+		u.Log.Warn("host limit is low", logErr, err)
 	}
 	down := false
 	defer func() {
@@ -138,11 +166,7 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	listener, err := net.Listen("tcp", u.Listen)
-	if err != nil {
-		return 0, fmt.Errorf("serve: %w", err)
-	}
-	url := "http://" + listener.Addr().String()
+	url := "http://" + u.Listen
 	server := &http.Server{
 		Handler:           n.door(),
 		ErrorLog:          slog.NewLogLogger(u.Log.Handler(), slog.LevelDebug),
@@ -193,6 +217,23 @@ func drain(s *http.Server) error {
 	defer cancel()
 	if err := s.Shutdown(ctx); err != nil {
 		return s.Close()
+	}
+	return nil
+}
+
+// checkGuest refuses a program that is no dsec-guest before anything depends on
+// it.
+func checkGuest(ctx context.Context, path string) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, path, "version")
+	cmd.WaitDelay = time.Second // for what it may have started
+	out, err := cmd.Output()
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, fs.ErrPermission) {
+		return fmt.Errorf("run dsec-guest: %w", err)
+	}
+	if err != nil || !strings.HasPrefix(string(out), "dsec-guest ") {
+		return dsec.Errorf(dsec.Invalid, "%s is not a dsec-guest (make build leaves one in bin)", path)
 	}
 	return nil
 }

@@ -4,8 +4,11 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -289,11 +292,39 @@ func TestDownEndsWhatAKilledNodeLeft(t *testing.T) {
 	if code := <-s.code; code != 1 || !strings.Contains(s.err.String(), "is `dsec up` running?") {
 		t.Errorf("ls ended with %d: %s", code, s.err)
 	}
-	w.run("down", "--data", w.data, "--guest", w.guest)
+	down := w.start("down", "--data", w.data, "--guest", w.guest)
+	if code := <-down.code; code != 0 || down.out.String()+down.err.String() != "" {
+		t.Errorf("down ended with %d and said %q", code, down.out.String()+down.err.String())
+	}
 	if left := w.left(); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
 	w.run("down", "--data", w.data, "--guest", w.guest) // nothing to do is no fault
+}
+
+// A detached node is another process, which is this test's program.
+func TestDetach(t *testing.T) {
+	w := newWorld(t)
+	t.Setenv(asProgram, "1")
+	t.Setenv("HOME", w.home)
+	t.Setenv("XDG_CONFIG_HOME", "")
+	args := []string{"up", "--detach", "--data", w.data, "--guest", w.guest, "--listen", "127.0.0.1:0"}
+	said := w.run(args...)
+	c, err := (&app{Getenv: w.getenv}).readContext()
+	if err != nil || !strings.Contains(said, "serves at "+c.URL+",") {
+		t.Errorf("up said %q, the context file %+v, %v", said, c, err)
+	}
+	if got := w.run("node", "ls"); !strings.Contains(got, "container") {
+		t.Errorf("node ls gave %q", got)
+	}
+	second := w.start(args...)
+	if code := <-second.code; code != 1 || !strings.HasSuffix(second.err.String(), errInUse.Error()+"\n") {
+		t.Errorf("a second up ended with %d: %s", code, second.err)
+	}
+	w.run("down", "--data", w.data)
+	if b, err := os.ReadFile(filepath.Join(w.data, upLog)); err != nil || !strings.Contains(string(b), "serves at "+c.URL) {
+		t.Errorf("the log holds %q, %v", b, err)
+	}
 }
 
 func TestOperatorTokenIsRenewed(t *testing.T) {
@@ -351,14 +382,27 @@ func get(t *testing.T, url string) string {
 // TestRefusals tries what is wrong with the words of a command alone.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
+	busy, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer busy.Close()
+	up := "up --data " + w.data + " --guest " + w.guest
 	for _, c := range []struct{ args, want string }{
 		{"down --data " + t.TempDir(), "not the data folder of a node"},
-		{"up --data " + w.data + " --listen :0", "is not HOST:PORT"},
+		{up + " --listen :0", "is not HOST:PORT"},
+		{up + " --listen 127.0.0.1:99999", "invalid port"},
+		{up + " --listen " + busy.Addr().String(), "address already in use"},
+		{"up --listen 127.0.0.1:0 --data " + w.data + " --guest /bin/true", "/bin/true is not a dsec-guest"},
+		{"up --listen 127.0.0.1:0 --data " + w.data + " --guest /bin/none", "no such file"},
 		{"ls --state sleeping", "not one of creating"},
 	} {
 		s := w.start(strings.Fields(c.args)...)
 		if code := <-s.code; code == 0 || !strings.Contains(s.err.String(), c.want) {
 			t.Errorf("dsec %s: status %d, %q, want %q", c.args, code, s.err.String(), c.want)
 		}
+	}
+	if _, err := os.Stat(w.data); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("what was refused made the data folder: %v", err)
 	}
 }
