@@ -227,6 +227,61 @@ func TestTokenExpires(t *testing.T) {
 	}
 }
 
+// Nobody revokes the last token that can make others, nor leaves one that ends earlier.
+func TestLastOperatorStays(t *testing.T) {
+	c, err := cluster.OpenEmbedded(t.Context(), t.TempDir(), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	ctx, tokens := t.Context(), c.Tokens()
+	issue := func(name string, right dsec.Right, ends time.Time) string {
+		t.Helper()
+		secret, err := tokens.Issue(ctx, dsec.Token{Name: name, Project: cluster.DefaultProject, Rights: []dsec.Right{right}, Expires: ends})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return secret
+	}
+	first := issue("operator", dsec.RightAdmin, time.Time{})
+	issue("worker", dsec.RightSandboxes, time.Time{})
+	issue("brief", dsec.RightAdmin, time.Now().Add(time.Hour))
+	wantKind(t, tokens.Revoke(ctx, "operator"), dsec.Conflict)
+	if _, err := tokens.Authenticate(first); err != nil {
+		t.Errorf("the refused revocation took the token: %v", err)
+	}
+	if err := tokens.Revoke(ctx, "brief"); err != nil {
+		t.Errorf("one of two: %v", err)
+	}
+	if err := tokens.Revoke(ctx, "worker"); err != nil {
+		t.Errorf("no operator's: %v", err)
+	}
+	// Its owner renews it in one step.
+	second, err := tokens.Renew(ctx, dsec.Token{Name: "operator", Project: cluster.DefaultProject, Rights: []dsec.Right{dsec.RightAdmin}})
+	if err != nil || second == first {
+		t.Fatalf("renew: %v", err)
+	}
+	if _, err := tokens.Authenticate(first); dsec.KindOf(err) != dsec.Unauthenticated || err == nil {
+		t.Errorf("the renewed token still opens: %v", err)
+	}
+	if _, err := tokens.Renew(ctx, dsec.Token{Name: "fresh", Project: cluster.DefaultProject, Rights: []dsec.Right{dsec.RightAdmin}}); err != nil {
+		t.Errorf("renew what is not there: %v", err)
+	}
+	// Of two that revoke each other one stays.
+	var wg sync.WaitGroup
+	for _, name := range []string{"operator", "fresh"} {
+		wg.Go(func() {
+			if err := tokens.Revoke(ctx, name); err != nil && dsec.KindOf(err) != dsec.Conflict {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	if list, err := tokens.List(ctx); err != nil || len(list) != 1 {
+		t.Errorf("%d tokens are left, want 1: %v", len(list), err)
+	}
+}
+
 func TestTokenRefused(t *testing.T) {
 	c := open(t)
 	rights := []dsec.Right{dsec.RightAdmin}
@@ -282,7 +337,7 @@ func TestProjects(t *testing.T) {
 	wantKind(t, p.Delete(ctx, cluster.DefaultProject), dsec.Invalid)
 	wantKind(t, p.Delete(ctx, "none"), dsec.NotFound)
 	wantKind(t, p.Delete(ctx, "top"), dsec.Conflict)
-	if _, err := c.Tokens().Issue(ctx, dsec.Token{Name: "of-sub", Project: "sub", Rights: []dsec.Right{dsec.RightAdmin}}); err != nil {
+	if _, err := c.Tokens().Issue(ctx, dsec.Token{Name: "of-sub", Project: "sub", Rights: []dsec.Right{dsec.RightImages}}); err != nil {
 		t.Fatal(err)
 	}
 	wantKind(t, p.Delete(ctx, "sub"), dsec.Conflict)

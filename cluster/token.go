@@ -28,7 +28,25 @@ func (c *Cluster) Tokens() Tokens { return Tokens{c} }
 
 // Issue implements dsec.Tokens. Created is set here. The project must exist.
 func (t Tokens) Issue(ctx context.Context, tok dsec.Token) (secret string, err error) {
-	const op = "cluster.Issue"
+	return t.issue(ctx, "cluster.Issue", tok, absent(keyNames+tok.Name))
+}
+
+// Renew issues a token in the place of the one that is called so, if there is one; that ends
+// with the same change. It is for whoever owns the name, and refuses no last token.
+func (t Tokens) Renew(ctx context.Context, tok dsec.Token) (secret string, err error) {
+	const op = "cluster.Renew"
+	hash, revision, err := t.named(ctx, op, tok.Name)
+	if err != nil && dsec.KindOf(err) == dsec.NotFound {
+		return t.issue(ctx, op, tok, absent(keyNames+tok.Name))
+	}
+	if err != nil {
+		return "", err
+	}
+	return t.issue(ctx, op, tok, unchanged(keyNames+tok.Name, revision), clientv3.OpDelete(keyTokens+hash))
+}
+
+// issue writes a token if name holds of the key of its name, with more in the same change.
+func (t Tokens) issue(ctx context.Context, op string, tok dsec.Token, name clientv3.Cmp, more ...clientv3.Op) (secret string, err error) {
 	if err := checkName(op, "token", tok.Name); err != nil {
 		return "", err
 	}
@@ -50,9 +68,8 @@ func (t Tokens) Issue(ctx context.Context, tok dsec.Token) (secret string, err e
 	tok.Created = now
 	secret = secretPrefix + strings.ToLower(rand.Text()+rand.Text())
 	h := hashSecret(secret)
-	ok, err := t.c.commit(ctx, op,
-		[]clientv3.Cmp{absent(keyNames + tok.Name), present(keyProjects + string(tok.Project))},
-		clientv3.OpPut(keyNames+tok.Name, h), clientv3.OpPut(keyTokens+h, encode(tok)))
+	ok, err := t.c.commit(ctx, op, []clientv3.Cmp{name, present(keyProjects + string(tok.Project))},
+		append(more, clientv3.OpPut(keyNames+tok.Name, h), clientv3.OpPut(keyTokens+h, encode(tok)))...)
 	if err != nil {
 		return "", err
 	}
@@ -78,24 +95,64 @@ func (t Tokens) List(context.Context) ([]dsec.Token, error) {
 // Revoke implements dsec.Tokens. The name is free afterwards.
 func (t Tokens) Revoke(ctx context.Context, name string) error {
 	const op = "cluster.Revoke"
-	if err := checkName(op, "token", name); err != nil {
+	hash, revision, err := t.named(ctx, op, name)
+	if err != nil {
 		return err
 	}
-	gctx, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
-	got, err := t.c.client.Get(gctx, keyNames+name)
-	if err != nil {
-		return fail(op, err)
+	if err := t.c.catchUp(ctx, op); err != nil {
+		return err
 	}
-	if len(got.Kvs) == 0 {
-		return failf(op, dsec.NotFound, "no token is called %s", name)
+	conds := []clientv3.Cmp{unchanged(keyNames+name, revision)}
+	switch heir, needed := t.heir(hash); {
+	case needed && heir == "":
+		return failf(op, dsec.Conflict, "token %s is the last with the right %s; make another first, one that lasts as long", name, dsec.RightAdmin)
+	case needed:
+		conds = append(conds, present(keyTokens+heir)) // not revoked at the same time
 	}
-	ok, err := t.c.commit(ctx, op, []clientv3.Cmp{unchanged(keyNames+name, got.Kvs[0].ModRevision)},
-		clientv3.OpDelete(keyNames+name), clientv3.OpDelete(keyTokens+string(got.Kvs[0].Value)))
+	ok, err := t.c.commit(ctx, op, conds, clientv3.OpDelete(keyNames+name), clientv3.OpDelete(keyTokens+hash))
 	if err == nil && !ok {
-		err = failf(op, dsec.Conflict, "token %s changed meanwhile", name)
+		err = failf(op, dsec.Conflict, "tokens changed while %s was to be revoked", name)
 	}
 	return err
+}
+
+// heir finds a token with the right of an operator that outlasts the one with a hash. It is
+// needed if that one has the right.
+func (t Tokens) heir(hash string) (heir string, needed bool) {
+	now := time.Now()
+	admin := func(tok dsec.Token) bool {
+		return slices.Contains(tok.Rights, dsec.RightAdmin) && (tok.Expires.IsZero() || now.Before(tok.Expires))
+	}
+	t.c.mirror.read(func(s *state) {
+		tok := s.tokens[hash]
+		if needed = admin(tok); !needed {
+			return
+		}
+		for h, other := range s.tokens {
+			lasts := other.Expires.IsZero() || !tok.Expires.IsZero() && !other.Expires.Before(tok.Expires)
+			if h != hash && admin(other) && lasts {
+				heir = h
+			}
+		}
+	})
+	return heir, needed
+}
+
+// named finds the hash of a token by its name, and the revision of the name.
+func (t Tokens) named(ctx context.Context, op, name string) (hash string, revision int64, err error) {
+	if err := checkName(op, "token", name); err != nil {
+		return "", 0, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	got, err := t.c.client.Get(ctx, keyNames+name)
+	if err != nil {
+		return "", 0, fail(op, err)
+	}
+	if len(got.Kvs) == 0 {
+		return "", 0, failf(op, dsec.NotFound, "no token is called %s", name)
+	}
+	return string(got.Kvs[0].Value), got.Kvs[0].ModRevision, nil
 }
 
 // Authenticate returns what the bearer of a secret may do. It asks no one: see mirror.

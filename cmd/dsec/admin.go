@@ -14,7 +14,7 @@ import (
 type tokenCmd struct {
 	Create tokenCreateCmd `cmd:"" help:"Make a token and print its secret, the only time it is shown."`
 	Ls     tokenLsCmd     `cmd:"" help:"List tokens."`
-	Revoke tokenRevokeCmd `cmd:"" help:"End a token."`
+	Revoke tokenRevokeCmd `cmd:"" help:"End a token, and the calls that it has under way."`
 }
 
 type tokenCreateCmd struct {
@@ -92,6 +92,14 @@ type tokenRevokeCmd struct {
 	Name string `arg:"" help:"Name of the token."`
 }
 
+// Help says what one cannot guess.
+func (c *tokenRevokeCmd) Help() string {
+	return "The last token with the right admin stays. " + rotation
+}
+
+const rotation = `To rotate it, make another first: "dsec token create NAME --right admin". The token "operator" is the ` +
+	`one in the context file: once it is revoked, the next start of "dsec up" makes a new one.`
+
 // Run ends the token.
 func (c *tokenRevokeCmd) Run(ctx context.Context, a *app) error {
 	s, err := a.services()
@@ -101,7 +109,11 @@ func (c *tokenRevokeCmd) Run(ctx context.Context, a *app) error {
 	if s.Tokens == nil {
 		return lacking("tokens")
 	}
-	return s.Tokens.Revoke(ctx, c.Name)
+	err = s.Tokens.Revoke(ctx, c.Name)
+	if dsec.KindOf(err) == dsec.Conflict {
+		return fmt.Errorf("%w. %s", err, rotation)
+	}
+	return err
 }
 
 // nodeCmd groups the commands on nodes.

@@ -197,11 +197,7 @@ func (n *node) operatorToken(ctx context.Context) (string, error) {
 			return secret, nil
 		}
 	}
-	err = n.cluster.Tokens().Revoke(ctx, operatorTokenName)
-	if err != nil && dsec.KindOf(err) != dsec.NotFound {
-		return "", fmt.Errorf("renew operator token: %w", err)
-	}
-	secret, err := n.cluster.Tokens().Issue(ctx, dsec.Token{
+	secret, err := n.cluster.Tokens().Renew(ctx, dsec.Token{
 		Name: operatorTokenName, Project: cluster.DefaultProject, Rights: []dsec.Right{dsec.RightAdmin},
 	})
 	if err != nil {

@@ -344,6 +344,11 @@ func TestOperatorTokenIsRenewed(t *testing.T) {
 	if secret() != first {
 		t.Error("a restart changed the token")
 	}
+	s := w.start("token", "revoke", operatorTokenName)
+	if code := <-s.code; code != 1 || !strings.Contains(s.err.String(), "the last with the right admin") || !strings.Contains(s.err.String(), "dsec token create") {
+		t.Errorf("the last operator token was revoked: %d, %s", code, s.err.String())
+	}
+	w.run("token", "create", "second", "--right", "admin")
 	w.run("token", "revoke", operatorTokenName)
 	up.signals <- os.Interrupt
 	<-up.code
@@ -352,7 +357,7 @@ func TestOperatorTokenIsRenewed(t *testing.T) {
 		t.Error("a revoked token is handed out again")
 	}
 	var list []struct{ Name string }
-	if err := json.Unmarshal([]byte(w.run("token", "ls", "--json")), &list); err != nil || len(list) != 1 {
+	if err := json.Unmarshal([]byte(w.run("token", "ls", "--json")), &list); err != nil || len(list) != 2 {
 		t.Errorf("tokens: %v, %v", list, err)
 	}
 	w.run("down", "--data", w.data)
