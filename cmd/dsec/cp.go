@@ -26,7 +26,8 @@ type cpCmd struct {
 func (c *cpCmd) Help() string {
 	return `One of the two is SANDBOX:PATH. An existing folder as destination takes the
 source into it, as with cp; otherwise the copy gets the destination's name. A
-source folder that ends in /. stands for what is in it. - is standard input or
+source folder that ends in /. stands for what is in it. Only files, folders and
+links are copied; what else was there is told. - is standard input or
 output: the bytes of a file, or a tar where the path is a folder or ends in /.
 
   dsec cp ./repo sb...:/work
@@ -166,9 +167,13 @@ func (c copying) into(ctx context.Context, src, dst string) error {
 		dst = path.Join(dst, filepath.Base(filepath.Clean(src)))
 	}
 	if info.IsDir() {
-		r := packFolder(src, packOptions{Anonymous: true})
+		var skipped leftOut
+		r := packFolder(src, packOptions{Anonymous: true, Skip: skipped.add})
 		err := c.files.Unpack(ctx, c.on, c.op(dst), r)
-		return errors.Join(err, r.Close())
+		if err = errors.Join(err, r.Close()); err == nil {
+			skipped.tell(c.a)
+		}
+		return err
 	}
 	f, err := os.Open(src)
 	if err != nil {
@@ -221,10 +226,33 @@ func (c copying) folderOut(ctx context.Context, src, dst string) error {
 		return fmt.Errorf("write destination: %w", err)
 	}
 	defer root.Close()
-	return unpack(root, r)
+	var skipped leftOut
+	if err := unpack(root, r, skipped.add); err != nil {
+		return fmt.Errorf("write %s: %w", dst, err)
+	}
+	skipped.tell(c.a)
+	return nil
 }
 
-// fileOut replaces dst once all bytes are there.
+// leftOut is what a copy of a folder does not take along.
+type leftOut struct{ names []string }
+
+func (l *leftOut) add(name string) { l.names = append(l.names, name) }
+
+// tell says how many there were and names the first.
+func (l *leftOut) tell(a *app) {
+	if len(l.names) == 0 {
+		return
+	}
+	first, more := l.names[:min(5, len(l.names))], ""
+	if len(first) < len(l.names) {
+		more = ", ..."
+	}
+	fmt.Fprintf(a.Stderr, "dsec: %d left out, neither file nor folder nor link: %s%s\n", len(l.names), printable(strings.Join(first, ", ")), more)
+}
+
+// fileOut replaces dst once all bytes are there. A dst that is a device or a
+// pipe is written to.
 func (c copying) fileOut(ctx context.Context, src, dst string) error {
 	info, err := c.files.Stat(ctx, c.on, c.op(src))
 	if err != nil {
@@ -235,21 +263,39 @@ func (c copying) fileOut(ctx context.Context, src, dst string) error {
 		return err
 	}
 	defer r.Close()
+	if st, err := os.Stat(dst); err == nil && !st.Mode().IsRegular() {
+		return writeThrough(dst, r)
+	}
 	f, err := os.CreateTemp(filepath.Dir(dst), ".dsec-cp-*")
 	if err != nil {
-		return fmt.Errorf("write destination: %w", err)
+		return fmt.Errorf("write %s: %w", dst, reason(err))
 	}
 	defer os.Remove(f.Name())
 	mode := fs.FileMode(info.Mode).Perm()
 	if info.Type == dsec.TypeSymlink {
 		mode = 0o644 // those of the link say nothing
 	}
-	_, err = io.Copy(f, r)
-	if err = errors.Join(err, f.Chmod(mode), f.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", dst, err)
+	err = copySparse(f, r)
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", dst, reason(err))
 	}
 	if err := os.Rename(f.Name(), dst); err != nil {
+		return fmt.Errorf("write %s: %w", dst, reason(err))
+	}
+	return nil
+}
+
+func writeThrough(dst string, r io.Reader) error {
+	f, err := os.OpenFile(dst, os.O_WRONLY, 0)
+	if err != nil {
 		return fmt.Errorf("write destination: %w", err)
+	}
+	_, err = io.Copy(f, r)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", dst, reason(err))
 	}
 	return nil
 }

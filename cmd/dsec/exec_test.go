@@ -206,3 +206,31 @@ func TestPorts(t *testing.T) {
 		t.Errorf("status %d", got)
 	}
 }
+
+func TestPortsEndWithTheirSandbox(t *testing.T) {
+	f := newFake()
+	s := newSession(f)
+	id := create(t, f)
+	code := s.start("ports", id, "0:7")
+	s.out.await(t, "-> 7\n")
+	open, err := net.Dial("tcp", strings.TrimSuffix(strings.TrimSpace(s.out.String()), " -> 7"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if _, err := (fakeSandboxes{f}).Stop(t.Context(), dsec.SandboxID(id)); err != nil {
+		t.Fatal(err)
+	}
+	want := "dsec: sandbox " + id + " has ended: stopped (user)\n"
+	if got := <-code; got != 1 || s.err.String() != want {
+		t.Errorf("status %d, %q, want %q", got, s.err, want)
+	}
+	if _, err := open.Read(make([]byte, 1)); err == nil {
+		t.Error("a connection is still open")
+	}
+	// One that has ended before is not waited for.
+	s = newSession(f)
+	if got := <-s.start("ports", id, "0:7"); got != 1 || s.err.String() != want || s.out.String() != "" {
+		t.Errorf("status %d, %q, want %q", got, s.err, want)
+	}
+}

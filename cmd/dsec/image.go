@@ -324,6 +324,9 @@ type packOptions struct {
 	// Anonymous leaves owners and extended attributes out: what cp sends
 	// belongs to whoever unpacks it.
 	Anonymous bool
+
+	// Skip is called with the name of what is left out; nil means nobody cares.
+	Skip func(name string)
 }
 
 // packFolder streams dir as a tar. Close ends it early.

@@ -92,8 +92,11 @@ func (p *packer) add(path string) error {
 		h.Devmajor, h.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
 	case unix.S_IFIFO:
 		h.Typeflag = tar.TypeFifo
-	default:
-		return nil // a socket means nothing without its server
+	default: // a socket means nothing without its server
+		if p.opt.Skip != nil {
+			p.opt.Skip(h.Name)
+		}
+		return nil
 	}
 	if st.Nlink > 1 && h.Typeflag != tar.TypeDir {
 		key := inode{st.Dev, st.Ino}
@@ -166,13 +169,14 @@ func readXattrs(path string, records map[string]string) error {
 
 // unpack writes the members of a tar below root, a folder on this machine.
 // Whatever members are named or link to, nothing outside is touched; owners
-// are this account's, devices are left out.
-func unpack(root *os.Root, r io.Reader) error {
+// are this account's; devices and pipes are left out, and skip is told.
+func unpack(root *os.Root, r io.Reader, skip func(name string)) error {
 	type folder struct {
 		name string
 		h    *tar.Header
 	}
 	var folders []folder // their times and modes are set last
+	skipped := make(map[string]bool)
 	t := tar.NewReader(r)
 	for {
 		h, err := t.Next()
@@ -186,8 +190,16 @@ func unpack(root *os.Root, r io.Reader) error {
 		if !filepath.IsLocal(name) {
 			return fmt.Errorf("archive member %q is outside its folder", h.Name)
 		}
-		if h.Typeflag == tar.TypeDir {
+		switch {
+		case h.Typeflag == tar.TypeDir:
 			folders = append(folders, folder{name, h})
+		case h.Typeflag == tar.TypeXGlobalHeader:
+			continue
+		case h.Typeflag == tar.TypeChar || h.Typeflag == tar.TypeBlock || h.Typeflag == tar.TypeFifo,
+			h.Typeflag == tar.TypeLink && skipped[filepath.Clean(filepath.FromSlash(h.Linkname))]:
+			skipped[name] = true
+			skip(name)
+			continue
 		}
 		if err := unpackMember(root, name, h, t); err != nil {
 			return fmt.Errorf("unpack %q: %w", h.Name, err)
@@ -228,7 +240,7 @@ func unpackMember(root *os.Root, name string, h *tar.Header, r io.Reader) error 
 		if err != nil {
 			return err
 		}
-		_, err = io.Copy(f, r)
+		err = copySparse(f, r)
 		// setuid and setgid bits are not taken over: the owner is another.
 		err = errors.Join(err, f.Chmod(h.FileInfo().Mode().Perm()), f.Close())
 		if err == nil {

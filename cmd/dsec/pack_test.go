@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+	"testing/iotest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -128,7 +130,7 @@ func TestUnpackStaysInItsFolder(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer root.Close()
-			if err := unpack(root, &b); err == nil {
+			if err := unpack(root, &b, func(string) {}); err == nil {
 				t.Error("the archive was unpacked")
 			}
 			if list, _ := os.ReadDir(outside); len(list) != 2 {
@@ -154,7 +156,7 @@ func TestUnpackReplacesLinks(t *testing.T) {
 	}
 	defer root.Close()
 	r := packFolder(src, packOptions{Anonymous: true})
-	if err := errors.Join(unpack(root, r), r.Close()); err != nil {
+	if err := errors.Join(unpack(root, r, func(string) {}), r.Close()); err != nil {
 		t.Fatal(err)
 	}
 	if b, _ := os.ReadFile(victim); string(b) != "old" {
@@ -162,5 +164,70 @@ func TestUnpackReplacesLinks(t *testing.T) {
 	}
 	if b, err := os.ReadFile(filepath.Join(dir, "f")); string(b) != "new" {
 		t.Errorf("the file holds %q, %v", b, err)
+	}
+}
+
+func TestUnpackTellsWhatItLeavesOut(t *testing.T) {
+	src, dir := t.TempDir(), t.TempDir()
+	at := func(name string) string { return filepath.Join(src, name) }
+	l, err := net.Listen("unix", at("socket"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := errors.Join(unix.Mkfifo(at("pipe"), 0o600), os.Link(at("pipe"), at("twin")), os.WriteFile(at("f"), nil, 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var in, out leftOut
+	r := packFolder(src, packOptions{Anonymous: true, Skip: in.add})
+	if err := errors.Join(unpack(root, r, out.add), r.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(in.names, []string{"socket"}) || !slices.Equal(out.names, []string{"pipe", "twin"}) {
+		t.Errorf("left out %v of the folder, %v of the archive", in.names, out.names)
+	}
+	if list, _ := os.ReadDir(dir); len(list) != 1 || list[0].Name() != "f" {
+		t.Errorf("the copy holds %v", list)
+	}
+}
+
+func TestCopySparse(t *testing.T) {
+	const block = holeSize
+	data := make([]byte, 40*block+100)
+	copy(data[3*block+7:], "in the middle of a block")
+	copy(data[20*block-1:], "across two")
+	for name, want := range map[string][]byte{"holes": data, "one hole": make([]byte, 5*block), "short": []byte("x\x00"), "empty": {}} {
+		f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		if err := copySparse(f, iotest.HalfReader(bytes.NewReader(want))); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(f.Name())
+		if err != nil || !bytes.Equal(got, want) {
+			t.Errorf("%s: %d bytes differ from %d, %v", name, len(got), len(want), err)
+		}
+		var st unix.Stat_t
+		if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+			t.Fatal(err)
+		}
+		if limit := int64(5 * block); st.Blocks*512 > limit {
+			t.Errorf("%s: takes %d bytes of disk, more than %d", name, st.Blocks*512, limit)
+		}
+	}
+	f, err := os.Create(filepath.Join(t.TempDir(), "f"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := copySparse(f, iotest.DataErrReader(iotest.TimeoutReader(bytes.NewReader(data)))); !errors.Is(err, iotest.ErrTimeout) {
+		t.Errorf("a broken stream gave %v", err)
 	}
 }

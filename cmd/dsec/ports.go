@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 
 	"github.com/dsec-go/dsec"
 )
@@ -47,7 +48,7 @@ func parseForward(s string) (forward, error) {
 	return forward{net.JoinHostPort(address, strconv.FormatUint(l, 10)), int(r)}, nil
 }
 
-// Run serves until it is interrupted. Each line it prints is a port that is
+// Run serves until it is interrupted or the sandbox has ended. Each line it prints is a port that is
 // open.
 func (c *portsCmd) Run(ctx context.Context, a *app) error {
 	var forwards []forward
@@ -66,8 +67,12 @@ func (c *portsCmd) Run(ctx context.Context, a *app) error {
 		return lacking("ports")
 	}
 	on := dsec.Call{Sandbox: dsec.SandboxID(c.Sandbox)}
-	if _, err := s.Sandboxes.Get(ctx, on.Sandbox); err != nil {
+	sb, err := s.Sandboxes.Get(ctx, on.Sandbox)
+	if err != nil {
 		return err
+	}
+	if sb.State.Ended() {
+		return endedError(sb)
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -98,12 +103,45 @@ func (c *portsCmd) Run(ctx context.Context, a *app) error {
 			}
 		})
 	}
+	ended := make(chan error, 1)
+	go func() { ended <- awaitEnd(ctx, s.Sandboxes, on.Sandbox) }()
 	select {
 	case <-signals:
+	case err = <-ended:
 	case <-ctx.Done():
 	}
 	cancel()
-	return nil
+	return err
+}
+
+// awaitEnd returns when the sandbox has ended, with the cause as an error, or
+// when that cannot be told any more. A server that does not answer is asked
+// again: it may be restarting.
+func awaitEnd(ctx context.Context, s dsec.Sandboxes, id dsec.SandboxID) error {
+	for {
+		sb, err := s.Wait(ctx, id)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err == nil:
+			return endedError(sb)
+		case dsec.KindOf(err) != dsec.Unavailable && dsec.KindOf(err) != dsec.Timeout:
+			return err
+		}
+		select {
+		case <-time.After(time.Second):
+		case <-ctx.Done():
+		}
+	}
+}
+
+// endedError says that a sandbox has ended, and why.
+func endedError(sb dsec.Sandbox) error {
+	text := fmt.Sprintf("sandbox %s has ended: %s (%s)", sb.ID, sb.State, sb.Cause)
+	if sb.Detail != "" {
+		text += ": " + printable(sb.Detail)
+	}
+	return dsec.Errorf(dsec.Conflict, "%s", text)
 }
 
 // relay joins conn with a port of the sandbox until both directions have
