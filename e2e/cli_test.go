@@ -41,7 +41,8 @@ func never(t *testing.T) *os.File {
 // does, whatever its input is.
 func TestPipelines(t *testing.T) {
 	n := shared(t)
-	id := string(n.create(t, plain()).ID)
+	box := n.create(t, plain())
+	id := string(box.ID)
 	for _, c := range []struct {
 		name  string
 		stdin io.Reader
@@ -79,8 +80,13 @@ func TestPipelines(t *testing.T) {
 		got := make([]byte, 4)
 		_, err = io.ReadFull(out, got)
 		out.Close()
-		if werr := cmd.Wait(); werr == nil || err != nil || string(got) != "y\ny\n" {
+		if werr := cmd.Wait(); cmd.ProcessState.ExitCode() != 141 || err != nil || string(got) != "y\ny\n" {
 			t.Errorf("read %q, %v; it ended with %v", got, err, werr)
+		}
+		l, err := n.Commands.List(ctx(t), on(box.ID))
+		must(t, err)
+		if last := l[len(l)-1]; last.Signal != "PIPE" {
+			t.Errorf("yes is %s by %q", last.Outcome, last.Signal)
 		}
 	})
 	t.Run("an output that is full", func(t *testing.T) {

@@ -28,7 +28,7 @@ func (c *execCmd) Help() string {
 Standard input is read only with -i. Ctrl-C is passed to the command; a second
 one kills it, a third leaves it running. When nobody reads the output any more, as
 behind head, the command gets SIGPIPE, a second later SIGKILL, and the status is
-141. A dsec that is itself killed leaves the command running.
+141; so too when a disk is full, with status 125. A dsec that is itself killed leaves the command running.
 
   dsec exec sb... -- make check
   tar c . | dsec exec -i sb... -- tar x
@@ -132,8 +132,10 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 	end, err := x.copyOutput(ctx, st.ID)
 	restore()
 	if err != nil {
-		if errors.Is(err, syscall.EPIPE) {
+		if errors.Is(err, errOutput) {
 			x.breakPipe(ctx, st.ID)
+		}
+		if errors.Is(err, syscall.EPIPE) {
 			return exitStatus(128 + int(syscall.SIGPIPE))
 		}
 		if errors.Is(context.Cause(ctx), errDetached) {
@@ -144,6 +146,9 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 	}
 	return x.a.exit(end)
 }
+
+// errOutput says that the output could not be written here.
+var errOutput = errors.New("write output")
 
 // pipeGrace is how long a command may live on without a reader of its output.
 const pipeGrace = time.Second
@@ -218,7 +223,7 @@ func (x *execution) copyOutput(ctx context.Context, id dsec.CommandID) (dsec.Com
 					w = x.a.Stderr
 				}
 				if _, err := w.Write(out.Data); err != nil {
-					return dsec.CommandStatus{}, fmt.Errorf("write output: %w", err)
+					return dsec.CommandStatus{}, fmt.Errorf("%w: %w", errOutput, err)
 				}
 				offset = out.Offset + int64(len(out.Data))
 			}
