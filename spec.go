@@ -165,6 +165,21 @@ func CheckImageName(s string) error {
 	return nil
 }
 
+// LatestVersion stands for the newest version of an image.
+const LatestVersion = "latest"
+
+// CheckNewImageName is CheckImageName for a name that is to be given: a version
+// that stands for the newest one cannot be one.
+func CheckNewImageName(s string) error {
+	if err := CheckImageName(s); err != nil {
+		return err
+	}
+	if _, version := SplitImageName(s); version == LatestVersion {
+		return Errorf(Invalid, "image name %q: version %s stands for the newest one and cannot be given", clip(s), LatestVersion)
+	}
+	return nil
+}
+
 // SplitImageName cuts "name@version"; version is empty when s has none.
 func SplitImageName(s string) (name, version string) {
 	name, version, _ = strings.Cut(s, "@")

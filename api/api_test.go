@@ -266,6 +266,15 @@ func TestProjectsAreApart(t *testing.T) {
 			if _, err := b.Sandboxes.Create(ctx, s, dsec.CreateOptions{}); dsec.KindOf(err) != dsec.Denied {
 				t.Errorf("Create in another project: %v, want Denied", err)
 			}
+			if _, err := admin.Sandboxes.Create(ctx, s, dsec.CreateOptions{}); dsec.KindOf(err) != dsec.NotFound {
+				t.Errorf("Create in a project that does not exist: %v, want NotFound", err)
+			}
+			if _, err := admin.Projects.Create(ctx, "pa"); err != nil {
+				t.Error(err)
+			}
+			if x, err := admin.Sandboxes.Create(ctx, s, dsec.CreateOptions{}); err != nil || x.Spec.Project != "pa" {
+				t.Errorf("Create for a project: %q, %v", x.Spec.Project, err)
+			}
 			// What the door says to nodes is not believed from outside.
 			req, _ := http.NewRequest("POST", d.url+"/dsec.v1.Sandboxes/Get", strings.NewReader("{}"))
 			for k, v := range map[string]string{

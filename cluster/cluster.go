@@ -17,7 +17,8 @@
 //	/dsec/tokens/HASH       what a token may do; HASH is the SHA-256 of its secret
 //	/dsec/tokennames/NAME   HASH, plain
 //	/dsec/projects/NAME     parent and quota
-//	/dsec/images/NAME@VER   what an image name stands for
+//	/dsec/images/NAME@VER   what an image name stands for, for everybody
+//	/dsec/projectimages/PROJECT/NAME@VER  and for one project
 //
 // Errors are dsec.Error. Locks: mirror.mu alone, never held over a call. Whoever opens a
 // Cluster closes it; Close ends its goroutines and waits for them. Read mirror.go next.
@@ -49,6 +50,7 @@ const (
 	keyNames    = root + "tokennames/"
 	keyProjects = root + "projects/"
 	keyImages   = root + "images/"
+	keyOwn      = root + "projectimages/"
 
 	format = "1"
 

@@ -435,6 +435,68 @@ func TestNames(t *testing.T) {
 	}
 }
 
+// A project has names that no other sees, also on a replica that starts later.
+func TestNamesOfProjects(t *testing.T) {
+	a := open(t)
+	ctx, n := t.Context(), a.Names()
+	put := func(project dsec.ProjectID, name, version, digest string) error {
+		e := entry(name, version, digest)
+		e.Project = project
+		return n.Put(ctx, e)
+	}
+	for _, e := range [][4]string{
+		{"", "shared/x", "1", "sha256:s"}, {"pa", "own/x", "1", "sha256:a1"}, {"pa", "own/x", "2", "sha256:a2"},
+		{"pb", "own/x", "1", "sha256:b"}, {"pb", "only-b", "1", "sha256:c"},
+	} {
+		if err := put(dsec.ProjectID(e[0]), e[1], e[2], e[3]); err != nil {
+			t.Fatalf("%v: %v", e, err)
+		}
+	}
+	wantKind(t, put("pa", "shared/x", "2", "sha256:z"), dsec.Exists)
+	wantKind(t, put("pa/pb", "x", "2", "sha256:z"), dsec.Invalid)
+	late := open(t)
+	for _, names := range []cluster.Names{n, late.Names()} {
+		for _, c := range []struct {
+			of        cluster.Names
+			ref, want string // digest; empty means that there is none
+		}{
+			{names.Of("pa"), "own/x", "sha256:a2"}, {names.Of("pa"), "own/x@1", "sha256:a1"}, {names.Of("pa"), "shared/x", "sha256:s"},
+			{names.Of("pa"), "only-b", ""}, {names.Of("pa"), "only-b@1", ""}, {names.Of("pb"), "own/x@latest", "sha256:b"},
+			{names.Of("pb"), "own/x@2", ""}, {names.Of("pc"), "own/x", ""}, {names.Of(""), "own/x", ""}, {names.Of(""), "shared/x@1", "sha256:s"},
+			{names, "shared/x", "sha256:s"}, {names, "only-b", "sha256:c"}, {names, "own/x@2", "sha256:a2"},
+		} {
+			got, err := c.of.Resolve(c.ref)
+			if got.Digest != c.want || (err != nil) != (c.want == "") || err != nil && dsec.KindOf(err) != dsec.NotFound {
+				t.Errorf("%s: %q, %v, want %q", c.ref, got.Digest, err, c.want)
+			}
+		}
+		_, err := names.Resolve("own/x@1")
+		wantKind(t, err, dsec.Conflict) // whose?
+		for project, want := range map[dsec.ProjectID]string{"pa": "own/x@2 own/x@1 shared/x@1", "pb": "only-b@1 own/x@1 shared/x@1", "pc": "shared/x@1"} {
+			var refs []string
+			for _, e := range names.Of(project).List() {
+				if strings.HasPrefix(e.Name, "own/") || strings.HasPrefix(e.Name, "only-") || strings.HasPrefix(e.Name, "shared/") {
+					refs = append(refs, e.Ref())
+				}
+			}
+			if got := strings.Join(refs, " "); got != want {
+				t.Errorf("list of %s: %q, want %q", project, got, want)
+			}
+		}
+	}
+	wantKind(t, n.Of("pa").Delete(ctx, "only-b"), dsec.NotFound)
+	wantKind(t, n.Of("pa").Delete(ctx, "shared/x"), dsec.Denied)
+	wantKind(t, n.Of("pa").Delete(ctx, "own/x"), dsec.Conflict)
+	for _, del := range []struct {
+		of  cluster.Names
+		ref string
+	}{{n.Of("pa"), "own/x@2"}, {n.Of("pa"), "own/x"}, {n, "own/x"}, {n, "only-b@1"}, {n, "shared/x"}} {
+		if err := del.of.Delete(ctx, del.ref); err != nil {
+			t.Errorf("delete %s: %v", del.ref, err)
+		}
+	}
+}
+
 // Of many who put one name at the same time, those with one digest win and the others lose.
 func TestNamesRace(t *testing.T) {
 	c := open(t)

@@ -22,7 +22,13 @@ type state struct {
 	live     map[string]liveRecord
 	tokens   map[string]dsec.Token // by hash
 	projects map[dsec.ProjectID]Project
-	images   map[string][]imageRecord // by name, newest first
+	images   map[imageKey][]imageRecord // newest first
+}
+
+// imageKey is the name of an image, without version, and whose it is; everybody's has no project.
+type imageKey struct {
+	project dsec.ProjectID
+	name    string
 }
 
 type imageRecord struct {
@@ -99,7 +105,7 @@ func (m *mirror) load(ctx context.Context) error {
 	}
 	s := &state{
 		nodes: map[string]nodeRecord{}, numbers: map[uint16]string{}, live: map[string]liveRecord{},
-		tokens: map[string]dsec.Token{}, projects: map[dsec.ProjectID]Project{}, images: map[string][]imageRecord{},
+		tokens: map[string]dsec.Token{}, projects: map[dsec.ProjectID]Project{}, images: map[imageKey][]imageRecord{},
 	}
 	for _, kv := range got.Kvs {
 		s.put(string(kv.Key), kv.Value, kv.CreateRevision)
@@ -182,18 +188,39 @@ func (s *state) put(key string, value []byte, created int64) {
 		if n, err := strconv.ParseUint(n, 10, 16); err == nil {
 			s.numbers[uint16(n)] = string(value)
 		}
-	} else if ref, ok := strings.CutPrefix(key, keyImages); ok {
+	} else if k, ref, ok := cutImage(key); ok {
 		r := imageRecord{created: created}
-		name, _, _ := strings.Cut(ref, "@")
-		if json.Unmarshal(value, &r.Entry) == nil && r.Ref() == ref {
+		if json.Unmarshal(value, &r.Entry) == nil && r.Ref() == ref && r.Project == k.project {
 			// A new slice: readers may hold the old one.
-			list := append(slices.Clone(s.images[name]), r)
+			list := append(slices.Clone(s.images[k]), r)
 			slices.SortFunc(list, func(a, b imageRecord) int {
 				return cmp.Or(-cmp.Compare(a.created, b.created), cmp.Compare(a.Version, b.Version))
 			})
-			s.images[name] = list
+			s.images[k] = list
 		}
 	}
+}
+
+// cutImage takes the key of an image apart.
+func cutImage(key string) (k imageKey, ref string, ok bool) {
+	if ref, ok = strings.CutPrefix(key, keyImages); !ok {
+		if ref, ok = strings.CutPrefix(key, keyOwn); !ok {
+			return imageKey{}, "", false
+		}
+		var project string
+		project, ref, _ = strings.Cut(ref, "/") // no project has a slash in its name
+		k.project = dsec.ProjectID(project)
+	}
+	k.name, _ = dsec.SplitImageName(ref)
+	return k, ref, true
+}
+
+// key is where a version of an image is written.
+func (k imageKey) key(version string) string {
+	if k.project == "" {
+		return keyImages + k.name + "@" + version
+	}
+	return keyOwn + string(k.project) + "/" + k.name + "@" + version
 }
 
 func decodeInto[K comparable, V any](m map[K]V, key K, value []byte) {
@@ -216,13 +243,12 @@ func (s *state) delete(key string) {
 		if n, err := strconv.ParseUint(n, 10, 16); err == nil {
 			delete(s.numbers, uint16(n))
 		}
-	} else if ref, ok := strings.CutPrefix(key, keyImages); ok {
-		name, _, _ := strings.Cut(ref, "@")
-		list := slices.DeleteFunc(slices.Clone(s.images[name]), func(r imageRecord) bool { return r.Ref() == ref })
+	} else if k, ref, ok := cutImage(key); ok {
+		list := slices.DeleteFunc(slices.Clone(s.images[k]), func(r imageRecord) bool { return r.Ref() == ref })
 		if len(list) == 0 {
-			delete(s.images, name)
+			delete(s.images, k)
 		} else {
-			s.images[name] = list
+			s.images[k] = list
 		}
 	}
 }

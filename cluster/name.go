@@ -1,23 +1,14 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
-	"regexp"
 	"slices"
-	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/dsec-go/dsec"
-)
-
-// latest is the version that stands for the newest one. None can be put under it.
-const latest = "latest"
-
-var (
-	imageName    = regexp.MustCompile(`^[a-z0-9]([a-z0-9._/:-]{0,198}[a-z0-9])?$`)
-	imageVersion = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$`)
 )
 
 // Entry is what an image name stands for, and who put it.
@@ -27,20 +18,28 @@ type Entry struct {
 }
 
 // Names keeps the names of images: "name@version" stands for one digest for ever, "name" and
-// "name@latest" for the version that was put last.
-type Names struct{ c *Cluster }
+// "name@latest" for the version that was put last. A name is everybody's, or that of one
+// project, which no other sees. Names itself is the operator's view, Of a project's.
+type Names struct {
+	c       *Cluster
+	project dsec.ProjectID
+	one     bool // the view of project alone
+}
 
-// Names returns the image names of the cluster.
-func (c *Cluster) Names() Names { return Names{c} }
+// Names returns all image names of the cluster.
+func (c *Cluster) Names() Names { return Names{c: c} }
 
-// Put names an image. To put the same digest in the same role again is nothing new and
-// changes nothing; another one under a name that is taken is Exists, and so is a version in
-// another role than the name's others: a bare name must not come to mean a workspace where it
-// was a base.
+// Of returns the names that a project sees: its own, and everybody's. Of "" it is everybody's.
+func (n Names) Of(project dsec.ProjectID) Names { return Names{n.c, project, true} }
+
+// Put names an image, for its Project. To put the same digest in the same role again is nothing
+// new and changes nothing; another one under a name that is taken is Exists, and so is a
+// version in another role than the name's others: a bare name must not come to mean a workspace
+// where it was a base. Nor can a project take a name that is everybody's.
 func (n Names) Put(ctx context.Context, e Entry) error {
 	const op = "cluster.PutName"
-	if !imageName.MatchString(e.Name) || !imageVersion.MatchString(e.Version) || e.Version == latest {
-		return failf(op, dsec.Invalid, "image name %.200q: want name@version with a version other than %s", e.Ref(), latest)
+	if err := dsec.CheckNewImageName(e.Ref()); err != nil {
+		return dsec.WithOp(op, "", err)
 	}
 	if e.Digest == "" {
 		return failf(op, dsec.Invalid, "image %s has no digest", e.Ref())
@@ -48,16 +47,25 @@ func (n Names) Put(ctx context.Context, e Entry) error {
 	if err := e.Role.Check(); err != nil {
 		return dsec.WithOp(op, "", err)
 	}
-	if other, err := n.Resolve(e.Name); err == nil && other.Role != e.Role {
+	if e.Project != "" {
+		if err := checkName(op, "project", string(e.Project)); err != nil {
+			return err
+		}
+	}
+	k := imageKey{e.Project, e.Name}
+	if other, ok := n.newest(k); ok && other.Role != e.Role {
 		return failf(op, dsec.Exists, "%s is the name of a %s; a %s needs another", e.Name, other.Role, e.Role)
 	}
-	key := keyImages + e.Ref()
+	if _, ok := n.newest(imageKey{"", e.Name}); ok && e.Project != "" {
+		return failf(op, dsec.Exists, "%s is the name of an image that is everybody's; project %s needs another", e.Name, e.Project)
+	}
+	key := k.key(e.Version)
 	for {
 		ok, err := n.c.commit(ctx, op, []clientv3.Cmp{absent(key)}, clientv3.OpPut(key, encode(e)))
 		if ok || err != nil {
 			return err
 		}
-		old, _, err := n.read(ctx, op, e.Ref())
+		old, err := n.read(ctx, op, key)
 		if dsec.KindOf(err) == dsec.NotFound && err != nil {
 			continue // just removed
 		}
@@ -71,30 +79,79 @@ func (n Names) Put(ctx context.Context, e Entry) error {
 	}
 }
 
-// Resolve returns the image of "name", "name@latest" or "name@version", from the mirror.
-func (n Names) Resolve(ref string) (Entry, error) {
-	name, version, _ := strings.Cut(ref, "@")
-	var list []imageRecord
-	n.c.mirror.read(func(s *state) { list = s.images[name] })
-	for _, r := range list {
-		if version == "" || version == latest || version == r.Version {
-			return r.Entry, nil
+// newest gives the version of a name that was put last.
+func (n Names) newest(k imageKey) (e Entry, ok bool) {
+	n.c.mirror.read(func(s *state) {
+		if list := s.images[k]; len(list) > 0 {
+			e, ok = list[0].Entry, true
 		}
-	}
-	return Entry{}, failf("cluster.Resolve", dsec.NotFound, "no image is called %.200q", ref)
+	})
+	return e, ok
 }
 
-// List returns all images by name, the newest version first.
+// Resolve returns the image of "name", "name@latest" or "name@version", from the mirror. A
+// project's own comes before everybody's. The operator sees everybody's, and one that a single
+// project has; one of several is Conflict.
+func (n Names) Resolve(ref string) (Entry, error) {
+	const op = "cluster.Resolve"
+	name, version := dsec.SplitImageName(ref)
+	var found []Entry
+	n.c.mirror.read(func(s *state) {
+		for _, k := range n.keys(s, name) {
+			for _, r := range s.images[k] {
+				if version == "" || version == dsec.LatestVersion || version == r.Version {
+					found = append(found, r.Entry)
+					break
+				}
+			}
+		}
+	})
+	switch {
+	case len(found) == 0:
+		return Entry{}, failf(op, dsec.NotFound, "no image is called %.200q", ref)
+	case len(found) > 1 && !n.one && found[0].Project != "":
+		return Entry{}, severalOwners(op, ref)
+	}
+	return found[0], nil
+}
+
+// keys gives the keys of a name that n sees, the one that counts most first.
+func (n Names) keys(s *state, name string) []imageKey {
+	switch {
+	case n.project != "":
+		return []imageKey{{n.project, name}, {"", name}}
+	case n.one:
+		return []imageKey{{"", name}}
+	}
+	var all []imageKey
+	for k := range s.images {
+		if k.name == name {
+			all = append(all, k)
+		}
+	}
+	slices.SortFunc(all, func(a, b imageKey) int { return cmp.Compare(a.project, b.project) })
+	return all
+}
+
+func severalOwners(op, ref string) error {
+	return failf(op, dsec.Conflict, "several projects have an image called %.200q; only they can name theirs", ref)
+}
+
+// List returns all images by name, the newest version first, everybody's before a project's.
 func (n Names) List() []Entry {
 	var list []Entry
 	n.c.mirror.read(func(s *state) {
-		names := make([]string, 0, len(s.images))
-		for name := range s.images {
-			names = append(names, name)
+		keys := make([]imageKey, 0, len(s.images))
+		for k := range s.images {
+			if !n.one || k.project == "" || k.project == n.project {
+				keys = append(keys, k)
+			}
 		}
-		slices.Sort(names)
-		for _, name := range names {
-			for _, r := range s.images[name] {
+		slices.SortFunc(keys, func(a, b imageKey) int {
+			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.project, b.project))
+		})
+		for _, k := range keys {
+			for _, r := range s.images[k] {
 				list = append(list, r.Entry)
 			}
 		}
@@ -103,57 +160,56 @@ func (n Names) List() []Entry {
 }
 
 // Delete forgets "name@version", or with "name" alone its only version. It is NotFound if
-// there is none, and Conflict if there are several.
+// there is none, and Conflict if there are several. A project can forget its own alone.
 func (n Names) Delete(ctx context.Context, ref string) error {
 	const op = "cluster.DeleteName"
-	name, version, _ := strings.Cut(ref, "@")
-	if !imageName.MatchString(name) || version != "" && !imageVersion.MatchString(version) {
-		return failf(op, dsec.Invalid, "image name %.200q", ref)
+	if err := dsec.CheckImageName(ref); err != nil {
+		return dsec.WithOp(op, "", err)
 	}
-	if version == "" {
+	if err := n.c.catchUp(ctx, op); err != nil { // what another replica has put is to be found
+		return err
+	}
+	e, err := n.Resolve(ref)
+	if err != nil {
+		return dsec.WithOp(op, "", err)
+	}
+	if n.project != "" && e.Project != n.project {
+		return failf(op, dsec.Denied, "image %s is everybody's, not that of project %s", e.Ref(), n.project)
+	}
+	k := imageKey{e.Project, e.Name}
+	if _, version := dsec.SplitImageName(ref); version == "" {
 		several := 0
-		n.c.mirror.read(func(s *state) { several = len(s.images[name]) })
+		n.c.mirror.read(func(s *state) { several = len(s.images[k]) })
 		if several > 1 {
-			return failf(op, dsec.Conflict, "image %s has %d versions; say which, as %s@VERSION", name, several, name)
+			return failf(op, dsec.Conflict, "image %s has %d versions; say which, as %s@VERSION", e.Name, several, e.Name)
 		}
 	}
-	if version == latest {
-		e, err := n.Resolve(ref)
-		if err != nil {
-			return dsec.WithOp(op, "", err)
-		}
-		version = e.Version
-	}
-	del := clientv3.OpDelete(keyImages + name + "@" + version)
-	if version == "" {
-		del = clientv3.OpDelete(keyImages+name+"@", clientv3.WithPrefix())
-	}
-	dctx, cancel := context.WithTimeout(ctx, callLimit)
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	resp, err := n.c.client.Do(dctx, del)
+	resp, err := n.c.client.Delete(ctx, k.key(e.Version))
 	if err != nil {
 		return fail(op, err)
 	}
-	if resp.Del().Deleted == 0 {
+	if resp.Deleted == 0 {
 		return failf(op, dsec.NotFound, "no image is called %.200q", ref)
 	}
-	return fail(op, n.c.mirror.wait(dctx, resp.Del().Header.Revision))
+	return fail(op, n.c.mirror.wait(ctx, resp.Header.Revision))
 }
 
-// read gets one entry and its revision from etcd.
-func (n Names) read(ctx context.Context, op, ref string) (Entry, int64, error) {
+// read gets one entry from etcd.
+func (n Names) read(ctx context.Context, op, key string) (Entry, error) {
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
-	got, err := n.c.client.Get(ctx, keyImages+ref)
+	got, err := n.c.client.Get(ctx, key)
 	if err != nil {
-		return Entry{}, 0, fail(op, err)
+		return Entry{}, fail(op, err)
 	}
 	if len(got.Kvs) == 0 {
-		return Entry{}, 0, failf(op, dsec.NotFound, "no image is called %s", ref)
+		return Entry{}, failf(op, dsec.NotFound, "no image has the key %s", key)
 	}
 	var e Entry
 	if err := json.Unmarshal(got.Kvs[0].Value, &e); err != nil {
-		return Entry{}, 0, failf(op, dsec.Internal, "decode image %s: %w", ref, err)
+		return Entry{}, failf(op, dsec.Internal, "decode image %s: %w", key, err)
 	}
-	return e, got.Kvs[0].ModRevision, nil
+	return e, nil
 }

@@ -19,7 +19,7 @@ func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 }
 
 func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec.Image, error) {
-	if err := dsec.CheckImageName(name); err != nil {
+	if err := dsec.CheckNewImageName(name); err != nil {
 		return dsec.Image{}, err
 	}
 	src := CommitSource{}
@@ -42,7 +42,8 @@ func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 	defer e.endCommit()
 
 	// Before anything is frozen or written. Register decides in the end.
-	switch _, err := n.cfg.Names.Resolve(ctx, name); {
+	owner := ownerOf(ctx, rec.spec.spec.Project)
+	switch _, err := n.cfg.Names.Resolve(ctx, owner, name); {
 	case err == nil:
 		return dsec.Image{}, dsec.Errorf(dsec.Exists, "image %s exists", name)
 	case dsec.KindOf(err) != dsec.NotFound:
@@ -59,6 +60,7 @@ func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 		return dsec.Image{}, err
 	}
 	img.Name, img.Version, img.Role = src.Name, src.Version, dsec.Workspace
+	img.Project = owner
 	img.Source = "sandbox " + string(id)
 	if img.Created.IsZero() {
 		img.Created = time.Now().UTC()
@@ -75,6 +77,16 @@ func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 	return img, nil
 }
 
+// ownerOf says whose a new image is: the project's that its sandbox is of, so
+// that no other sees what was in it, except that what an operator makes of his
+// own is everybody's.
+func ownerOf(ctx context.Context, project dsec.ProjectID) dsec.ProjectID {
+	if c, ok := dsec.CallerFrom(ctx); !ok || c.Admin && c.Project == project {
+		return ""
+	}
+	return project
+}
+
 // resolved gives the workspace image that the sandbox was made with, nil if
 // there is none. Its name may point elsewhere by now, so the digest decides;
 // of one whose name is gone only the digest is known.
@@ -84,7 +96,7 @@ func (n *Node) resolved(ctx context.Context, rec *record) (*dsec.Image, error) {
 		return nil, nil
 	}
 	digest := (*rec.layers)[1]
-	img, err := n.cfg.Names.Resolve(ctx, name)
+	img, err := n.cfg.Names.Resolve(ctx, rec.spec.spec.Project, name)
 	if err != nil && dsec.KindOf(err) != dsec.NotFound {
 		return nil, err
 	}

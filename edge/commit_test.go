@@ -53,7 +53,7 @@ func TestCommit(t *testing.T) {
 	if !slices.Equal(got.Layers, []string{"sha256:debian", "sha256:task"}) || got.Base == nil || got.Base.Digest != "sha256:task" || got.Dir == "" {
 		t.Errorf("committed from %+v", got)
 	}
-	if known, err := r.names.Resolve(ctx, "work@2"); err != nil || known.Digest != "sha256:new" {
+	if known, err := r.names.Resolve(ctx, "", "work@2"); err != nil || known.Digest != "sha256:new" {
 		t.Errorf("registered %+v, %v", known, err)
 	}
 	for name, c := range map[string]struct {
@@ -128,7 +128,7 @@ func TestCommitFailsAndThaws(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantKind(t, "commit of a sandbox that is stopped meanwhile", <-failed, dsec.Conflict)
-	if _, err := r.names.Resolve(t.Context(), "work@1"); dsec.KindOf(err) != dsec.NotFound {
+	if _, err := r.names.Resolve(t.Context(), "", "work@1"); dsec.KindOf(err) != dsec.NotFound {
 		t.Error("a failed commit left a name")
 	}
 }

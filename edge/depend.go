@@ -27,11 +27,12 @@ type Journal interface {
 
 // Names resolves what a Spec's environment names.
 type Names interface {
-	// Resolve gives the image of "name" or "name@version"; NotFound if there
-	// is none.
-	Resolve(ctx context.Context, name string) (dsec.Image, error)
+	// Resolve gives the image that "name" or "name@version" is to a project;
+	// NotFound if there is none, or only another project's.
+	Resolve(ctx context.Context, project dsec.ProjectID, name string) (dsec.Image, error)
 
-	// Register makes img known under its name and version; Exists if taken.
+	// Register makes img known under its name and version, to its project or
+	// to all; Exists if taken.
 	Register(ctx context.Context, img dsec.Image) error
 }
 

@@ -38,7 +38,7 @@ func (n *Node) resolve(ctx context.Context, s dsec.Spec) (environment, error) {
 		case i == 1 && s.Environment.Workspace != "":
 			role = dsec.Workspace
 		}
-		img, err := n.cfg.Names.Resolve(ctx, name)
+		img, err := n.cfg.Names.Resolve(ctx, s.Project, name)
 		if err != nil {
 			return environment{}, err
 		}

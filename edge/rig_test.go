@@ -96,11 +96,11 @@ type names struct {
 	images map[string]dsec.Image
 }
 
-func (n *names) Resolve(_ context.Context, name string) (dsec.Image, error) {
+func (n *names) Resolve(_ context.Context, project dsec.ProjectID, name string) (dsec.Image, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	img, ok := n.images[name]
-	if !ok {
+	if !ok || img.Project != "" && img.Project != project {
 		return dsec.Image{}, dsec.Errorf(dsec.NotFound, "no image %q", name)
 	}
 	return img, nil

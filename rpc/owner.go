@@ -2,6 +2,7 @@ package rpc
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/dsec-go/dsec"
@@ -54,8 +55,9 @@ func noSandbox(id dsec.SandboxID) error {
 	return dsec.Errorf(dsec.NotFound, "no sandbox has the id %q", clip(string(id)))
 }
 
-// claim sets the project of a new sandbox to the caller's.
-func claim(ctx context.Context, spec *dsec.Spec) error {
+// claim sets the project of a new sandbox to the caller's. An operator may name
+// another, which must exist where that is known.
+func (h *handler) claim(ctx context.Context, spec *dsec.Spec) error {
 	caller, ok := dsec.CallerFrom(ctx)
 	switch {
 	case !ok:
@@ -63,6 +65,12 @@ func claim(ctx context.Context, spec *dsec.Spec) error {
 		spec.Project = caller.Project
 	case spec.Project != caller.Project && !caller.Admin:
 		return dsec.Errorf(dsec.Denied, "the token is of project %q, not %q", caller.Project, clip(string(spec.Project)))
+	case spec.Project != caller.Project && h.services.Projects != nil:
+		all, err := h.services.Projects.List(ctx)
+		if err == nil && !slices.ContainsFunc(all, func(p dsec.Project) bool { return p.Name == spec.Project }) {
+			err = dsec.Errorf(dsec.NotFound, "no project is called %q", clip(string(spec.Project)))
+		}
+		return err
 	}
 	return nil
 }

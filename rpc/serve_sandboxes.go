@@ -12,7 +12,7 @@ type sandboxes struct{ *handler }
 
 func (s sandboxes) Create(ctx context.Context, req *dsecv1.SandboxesCreateRequest) (*dsecv1.Sandbox, error) {
 	spec := SpecFromWire(req.GetSpec())
-	if err := claim(ctx, &spec); err != nil {
+	if err := s.claim(ctx, &spec); err != nil {
 		return nil, err
 	}
 	key, err := ParseKey(ctx.Value(callKey{}).(*call).header.Get(HeaderKey))
@@ -31,7 +31,13 @@ func (s sandboxes) Get(ctx context.Context, _ *dsecv1.SandboxesGetRequest) (*dse
 }
 
 func (s sandboxes) List(ctx context.Context, req *dsecv1.SandboxesListRequest) (*dsecv1.SandboxesListResponse, error) {
-	all, err := listOwn(ctx, s.services.Sandboxes, FilterFromWire(req))
+	f := FilterFromWire(req)
+	if f.After != "" {
+		if err := s.owners.check(ctx, s.services.Sandboxes, f.After); err != nil {
+			return nil, err
+		}
+	}
+	all, err := listOwn(ctx, s.services.Sandboxes, f)
 	return &dsecv1.SandboxesListResponse{Sandboxes: each(all, SandboxToWire)}, err
 }
 

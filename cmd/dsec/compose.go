@@ -212,9 +212,9 @@ func (n *node) operatorToken(ctx context.Context) (string, error) {
 // names makes the cluster's image names fit the edge.
 type names struct{ cluster.Names }
 
-// Resolve gives the image of a name.
-func (n names) Resolve(_ context.Context, name string) (dsec.Image, error) {
-	e, err := n.Names.Resolve(name)
+// Resolve gives the image that a name is to a project.
+func (n names) Resolve(_ context.Context, project dsec.ProjectID, name string) (dsec.Image, error) {
+	e, err := n.Of(project).Resolve(name)
 	return e.Image, err
 }
 

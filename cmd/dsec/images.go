@@ -91,7 +91,7 @@ func check(opt dsec.ImportOptions) error {
 			return err
 		}
 	}
-	return dsec.CheckImageName(opt.Name)
+	return dsec.CheckNewImageName(opt.Name)
 }
 
 // name makes an image of a layer.
@@ -102,6 +102,9 @@ func (s *images) name(ctx context.Context, l image.Layer, opt dsec.ImportOptions
 		img.Version = l.Digest.Hex()[:12]
 	}
 	img.Created, img.Source = time.Now().UTC(), source
+	if c, ok := dsec.CallerFrom(ctx); ok && !c.Admin {
+		img.Project = c.Project
+	}
 	if err := (names{s.names}).Register(ctx, img); err != nil {
 		return dsec.Image{}, err
 	}
@@ -109,9 +112,18 @@ func (s *images) name(ctx context.Context, l image.Layer, opt dsec.ImportOptions
 	return s.Inspect(ctx, img.Ref())
 }
 
-// List gives all images.
-func (s *images) List(context.Context) ([]dsec.Image, error) {
-	entries := s.names.List()
+// view gives the names that the caller sees: a project's token its own and
+// everybody's, an operator's all.
+func (s *images) view(ctx context.Context) cluster.Names {
+	if c, ok := dsec.CallerFrom(ctx); ok && !c.Admin {
+		return s.names.Of(c.Project)
+	}
+	return s.names
+}
+
+// List gives all images that the caller sees.
+func (s *images) List(ctx context.Context) ([]dsec.Image, error) {
+	entries := s.view(ctx).List()
 	list := make([]dsec.Image, len(entries))
 	for i, e := range entries {
 		list[i] = e.Image
@@ -121,12 +133,13 @@ func (s *images) List(context.Context) ([]dsec.Image, error) {
 
 // Inspect resolves a name.
 func (s *images) Inspect(ctx context.Context, name string) (dsec.Image, error) {
-	return names{s.names}.Resolve(ctx, name)
+	e, err := s.view(ctx).Resolve(name)
+	return e.Image, err
 }
 
 // Remove forgets a name.
 func (s *images) Remove(ctx context.Context, name string) error {
-	return s.names.Delete(ctx, name)
+	return s.view(ctx).Delete(ctx, name)
 }
 
 // Collect deletes what no name and no sandbox needs. The names are read after

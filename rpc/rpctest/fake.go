@@ -270,7 +270,7 @@ func (s sandboxes) Commit(ctx context.Context, id dsec.SandboxID, name string) (
 
 // Requires: f.mu held.
 func (f *Fake) addImage(name string, role dsec.Role, source string, size int64) (dsec.Image, error) {
-	if err := dsec.CheckImageName(name); err != nil {
+	if err := dsec.CheckNewImageName(name); err != nil {
 		return dsec.Image{}, err
 	}
 	n, v := dsec.SplitImageName(name)
