@@ -96,7 +96,9 @@ func build(t *testing.T, change func(*api.Config)) *door {
 	d := &door{local: rpctest.New(), remote: rpctest.New()}
 	d.remote.Key, d.remote.Place.Node, d.remote.Name = d.local.Key, 2, "fake2"
 	local := api.Node{Name: "fake", Number: 1, Handler: rpc.Handler(d.local.Services(), rpc.Options{}), Services: d.local.Services()}
-	url := listen(t, api.Trust("peer-secret", rpc.Handler(d.remote.Services(), rpc.Options{})))
+	behind := d.remote.Services()
+	behind.Projects = d.local.Services().Projects // the cluster's, as everywhere
+	url := listen(t, api.Trust("peer-secret", rpc.Handler(behind, rpc.Options{})))
 	remote, closing, err := api.Remote{Name: "fake2", Number: 2, URL: url, Secret: "peer-secret"}.Open()
 	if err != nil {
 		t.Fatal(err)
