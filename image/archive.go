@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/types"
@@ -29,8 +30,11 @@ const (
 )
 
 // ofImage matches the names that archives of images consist of, in all
-// versions of their makers.
-var ofImage = regexp.MustCompile(`^(blobs(/sha256(/[0-9a-f]{64})?)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/(layer\.tar|json|VERSION))?|(sha256:)?[0-9a-f]{64}(\.(json|tar|tar\.gz))?)$`)
+// versions of their makers. Compiled when first used, since every command line
+// of dsec starts with this package.
+var ofImage = sync.OnceValue(func() *regexp.Regexp {
+	return regexp.MustCompile(`^(blobs(/sha256(/[0-9a-f]{64})?)?|oci-layout|index\.json|manifest\.json|repositories|[0-9a-f]{64}(/(layer\.tar|json|VERSION))?|(sha256:)?[0-9a-f]{64}(\.(json|tar|tar\.gz))?)$`)
+})
 
 // looksLikeImage tells an archive of an image from one of a file system by the
 // name of its first entry that has one.
@@ -41,7 +45,7 @@ func looksLikeImage(header []byte) bool {
 			return false
 		}
 		if name := path.Clean(h.Name); name != "." {
-			return ofImage.MatchString(name)
+			return ofImage().MatchString(name)
 		}
 	}
 }

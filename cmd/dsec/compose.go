@@ -8,6 +8,7 @@ import (
 	"os"
 	"regexp"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -224,7 +225,7 @@ func (n names) Register(ctx context.Context, img dsec.Image) error {
 	return n.Names.Put(ctx, cluster.Entry{Image: img, Creator: caller.Token})
 }
 
-var notHost = regexp.MustCompile(`[^a-z0-9._-]+`)
+var notHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`[^a-z0-9._-]+`) })
 
 // hostName gives this host's name in the form that the cluster takes.
 func hostName() string {
@@ -232,7 +233,7 @@ func hostName() string {
 	if err != nil {
 		return "local"
 	}
-	h = strings.Trim(notHost.ReplaceAllString(strings.ToLower(h), "-"), "-._")
+	h = strings.Trim(notHost().ReplaceAllString(strings.ToLower(h), "-"), "-._")
 	if h == "" {
 		return "local"
 	}
