@@ -15,6 +15,7 @@ const (
 	StageAdmission = "admission" // checks, references, room
 	StageQueue     = "queue"     // waiting for a start
 	StageLayers    = "layers"    // the environment made mountable
+	StageCheck     = "check"     // that the user and the folder asked for are there
 	StageJournal   = "journal"
 )
 
@@ -258,7 +259,42 @@ func (n *Node) start(ctx context.Context, req *request, env environment, e *entr
 	}
 	req.stages = append(req.stages, m.Stages()...)
 	req.mark = time.Now()
+	if spec.User != "" || spec.Cwd != "" {
+		if err := inhabitable(ctx, m, spec); err != nil {
+			return m, release, causeOf(ctx, err)
+		}
+		req.stage(StageCheck)
+	}
 	return m, release, nil
+}
+
+// inhabitable is Invalid when the user or the folder that s asks for is not in
+// its environment: every command would fail for it, long after the create.
+// Only the guest sees the layers as one, so it is asked; what the images
+// themselves say is not checked.
+func inhabitable(ctx context.Context, m driver.Machine, s dsec.Spec) error {
+	stat := func(op dsec.FileOp) (dsec.FileInfo, error) {
+		return m.Guest().Files().Stat(ctx, dsec.Call{Sandbox: m.ID()}, op)
+	}
+	if s.User != "" {
+		if _, err := stat(dsec.FileOp{Path: "/", User: s.User}); err != nil && dsec.KindOf(err) != dsec.Denied {
+			return err // for an unknown one Invalid, with its name
+		}
+	}
+	if s.Cwd == "" {
+		return nil
+	}
+	// The dot makes a link to a folder a folder, and is nowhere else. Asked as
+	// root: who may enter is no matter of the create, since commands have users
+	// of their own.
+	i, err := stat(dsec.FileOp{Path: s.Cwd + "/.", User: "0"})
+	switch kind := dsec.KindOf(err); {
+	case err != nil && kind == dsec.NotFound:
+		return dsec.Errorf(dsec.Invalid, "working directory %q: no such directory", s.Cwd)
+	case err != nil && kind == dsec.Invalid, err == nil && i.Type != dsec.TypeDir:
+		return dsec.Errorf(dsec.Invalid, "working directory %q is not a directory", s.Cwd)
+	}
+	return err
 }
 
 // causeOf prefers the reason for which ctx ended, where that is why err is.

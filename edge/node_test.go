@@ -170,10 +170,32 @@ func TestFailedCreateLeavesNothing(t *testing.T) {
 				eventually(t, "journal heals", func() bool { return !r.node.Counts().Broken })
 			}
 			other := spec()
-			other.Cwd = "/x" // the key is free for another spec
+			other.Hostname = "x" // the key is free for another spec
 			r.create(other, "k")
 		})
 	}
+}
+
+// A folder that no layer has fails the create itself, not every command later.
+func TestMissingFolderFailsTheCreate(t *testing.T) {
+	r := newRig(t, synthetic.Options{})
+	r.open()
+	defer r.close()
+	for _, cwd := range []string{"/nowhere", "/nowhere/", "/nowhere/below"} {
+		s := spec()
+		s.Cwd = cwd
+		_, err := r.node.Create(t.Context(), s, dsec.CreateOptions{Key: "k"})
+		wantKind(t, cwd, err, dsec.Invalid)
+		r.wantNothing()
+	}
+	s := spec()
+	s.Cwd = "/"
+	for _, stage := range r.create(s, "k").Stages {
+		if stage.Name == edge.StageCheck {
+			return
+		}
+	}
+	t.Error("the check is no stage of the create")
 }
 
 func TestStopThatFailsIsRepeated(t *testing.T) {
@@ -268,7 +290,7 @@ func TestKeyedCreateHappensOnce(t *testing.T) {
 		t.Errorf("%d machines were started", n)
 	}
 	other := spec()
-	other.Cwd = "/elsewhere"
+	other.Hostname = "elsewhere"
 	_, err := r.node.Create(t.Context(), other, dsec.CreateOptions{Key: "k"})
 	wantKind(t, "same key, other spec", err, dsec.Conflict)
 	other.Project = "p2" // keys of projects are apart

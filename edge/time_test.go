@@ -430,7 +430,7 @@ func TestKeyedCreateIsSharedByItsCallers(t *testing.T) {
 		wantKind(t, "create of who left", <-first, dsec.Canceled)
 		_, third := begin()
 		other := spec()
-		other.Cwd = "/x"
+		other.Hostname = "x"
 		_, err := r.node.Create(t.Context(), other, dsec.CreateOptions{Key: "k"})
 		wantKind(t, "another spec meanwhile", err, dsec.Conflict)
 		leaveToo()

@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -144,6 +145,52 @@ func TestProjectsSeeNothingOfEachOther(t *testing.T) {
 		t.Errorf("a token of no project: %s", s.err)
 	}
 	up.signals <- os.Interrupt
+	<-up.code
+}
+
+// TestCreateChecksUserAndFolder asks for what the image does and does not have,
+// on a real root.
+func TestCreateChecksUserAndFolder(t *testing.T) {
+	w := newWorld(t)
+	up := w.up()
+	root := w.rootfs()
+	for name, text := range map[string]string{"etc/passwd": "root:x:0:0::/:/bin/sh\nagent:x:1000:1000::/bin:/bin/sh\n", "etc/group": "staff:x:50:\n"} {
+		if err := os.MkdirAll(filepath.Join(root, "etc"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(root, name), []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("bin", filepath.Join(root, "link")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Mkdir(filepath.Join(root, "closed"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	w.run("image", "import", root, "--name", "base")
+	for flags, want := range map[string]string{
+		"--user agent --cwd /bin":    "",
+		"--user 4711:staff":          "",
+		"--user agent:4711":          "",
+		"--cwd /link":                "",
+		"--cwd /bin/":                "",
+		"--cwd /closed --user agent": "",
+		"--user nobody":              `user "nobody" does not exist`,
+		"--user agent:wheel":         `group "wheel" does not exist`,
+		"--user agent --cwd /none":   `working directory "/none": no such directory`,
+		"--cwd /note":                `working directory "/note" is not a directory`,
+		"--cwd /note/below":          `working directory "/note/below" is not a directory`,
+	} {
+		s := w.start(append([]string{"create", "--image", "base"}, strings.Fields(flags)...)...)
+		if code := <-s.code; (code == 0) != (want == "") || !strings.Contains(s.err.String(), want) {
+			t.Errorf("create %s: status %d, %q, want %q", flags, code, s.err.String(), want)
+		}
+	}
+	if n := len(strings.Fields(w.run("ls", "--all", "-q"))); n != 6 {
+		t.Errorf("%d sandboxes are listed, want the 6 that were made", n)
+	}
+	w.run("down", "--data", w.data)
 	<-up.code
 }
 
