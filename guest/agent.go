@@ -39,11 +39,11 @@ import (
 	"iter"
 	"net"
 	"os"
-	"runtime"
 	"runtime/debug"
 	"strconv"
 	"sync"
 	"time"
+	"weak"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/wire"
@@ -83,21 +83,27 @@ type Agent struct {
 	news     chan struct{} // closed at the next change of activity
 	closed   bool
 	trim     *time.Timer
-	wg       sync.WaitGroup // of running commands
+	young    weak.Pointer[young] // giveBack's
+	wg       sync.WaitGroup      // of running commands
 }
 
 // A guest is idle for most of its life. So long after its last command it gives
-// back memory that a burst of work has left, if that is worth a collection.
-const (
-	trimAfter = 10 * time.Second
-	trimWorth = 1 << 20
-)
+// back memory that a burst of work has left.
+const trimAfter = 10 * time.Second
 
-func giveBack() {
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	if m.HeapSys-m.HeapReleased > trimWorth {
+// young is gone once the heap was collected.
+type young struct{ _ *young }
+
+// giveBack returns free memory to the host, if the heap was ever collected.
+// One that was not holds little; collecting it, or only asking for its
+// statistics, would cost 300 KiB of the runtime's own tables.
+func (a *Agent) giveBack() {
+	a.mu.Lock()
+	busy := a.activity.Running > 0
+	a.mu.Unlock()
+	if !busy && a.young.Value() == nil {
 		debug.FreeOSMemory()
+		a.young = weak.Make(new(young))
 	}
 }
 
@@ -112,6 +118,7 @@ func New(opt Options) *Agent {
 		opt:      opt,
 		commands: make(map[dsec.CommandID]*command),
 		news:     make(chan struct{}),
+		young:    weak.Make(new(young)),
 	}
 	a.accounts.passwd, a.accounts.group = opt.Passwd, opt.Group
 	if a.accounts.passwd == "" {
@@ -175,7 +182,7 @@ func (a *Agent) changeActivity(n int) {
 			a.trim.Stop()
 		}
 	case a.trim == nil:
-		a.trim = time.AfterFunc(trimAfter, giveBack)
+		a.trim = time.AfterFunc(trimAfter, a.giveBack)
 	default:
 		a.trim.Reset(trimAfter)
 	}

@@ -268,7 +268,7 @@ func etcFiles(root int, s *Setup) error {
 	}
 	defer unix.Close(etc)
 	for _, f := range [][2]string{{"hosts", s.Hosts}, {"hostname", s.Hostname + "\n"}, {"resolv.conf", s.Resolv}} {
-		if err := os.WriteFile(stageEtc+"/"+f[0], []byte(f[1]), 0o644); err != nil {
+		if err := os.WriteFile(stageFiles+"/"+f[0], []byte(f[1]), 0o644); err != nil {
 			return err
 		}
 		to, err := inside(etc, f[0], unix.O_PATH)
@@ -278,7 +278,7 @@ func etcFiles(root int, s *Setup) error {
 		if err != nil {
 			continue
 		}
-		err = bindFile(stageEtc+"/"+f[0], to)
+		err = bindFile(stageFiles+"/"+f[0], to)
 		unix.Close(to)
 		if err != nil {
 			return err

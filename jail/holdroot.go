@@ -15,14 +15,14 @@ const IDRange = 1 << 16
 // Folders of the holder's root, and so of a shell before Receive. A shell
 // assembles its root's parts under them and moves each into place.
 const (
-	stage     = "/m"
-	stageRoot = stage + "/root"
-	stageDev  = stage + "/dev"
-	stageProc = stage + "/proc"
-	stageOwn  = stage + "/own" // procfs of the shell's own pid namespace
-	stageSys  = stage + "/sys"
-	stageEtc  = stage + "/etc"
-	stageMask = stage + "/mask"
+	stage      = "/m"
+	stageRoot  = stage + "/root"
+	stageDev   = stage + "/dev"
+	stageProc  = stage + "/proc"
+	stageOwn   = stage + "/own" // procfs of the shell's own pid namespace
+	stageSys   = stage + "/sys"
+	stageFiles = stage + "/files" // tmpfs of the box
+	stageMask  = stage + "/mask"  // empty and read-only, the holder's
 
 	programs     = "/bin" // of the holder's root; see holdPrograms
 	guestProgram = programs + "/dsec-guest"
@@ -92,7 +92,7 @@ func holdRoot(guest int) error {
 	if err := unix.Mount("dsec-hold", at, "tmpfs", unix.MS_NOSUID, "size=1m,mode=755"); err != nil {
 		return fmt.Errorf("mount holder root: %w", err)
 	}
-	for _, d := range []string{"/proc", "/sys", "/dev", programs, stage, stageRoot, stageDev, stageProc, stageOwn, stageSys, stageEtc, stageMask} {
+	for _, d := range []string{"/proc", "/sys", "/dev", programs, stage, stageRoot, stageDev, stageProc, stageOwn, stageSys, stageFiles, stageMask} {
 		if err := os.Mkdir(at+d, 0o755); err != nil {
 			return err
 		}
