@@ -119,7 +119,21 @@ func (c copying) folder(ctx context.Context, p string) (is, exists bool, err err
 	case dsec.KindOf(err) == dsec.NotFound || dsec.KindOf(err) == dsec.Invalid: // nothing there, or no folder
 		return strings.HasSuffix(p, "/"), false, nil
 	}
-	return false, false, err
+	// A folder that may not be entered is still one, and a fault names the path
+	// that was given.
+	if info, err = c.files.Stat(ctx, c.on, c.op(p)); err != nil {
+		return false, false, err
+	}
+	return info.Type == dsec.TypeDir, true, nil
+}
+
+// about names the path that was given in an error that speaks of something in
+// it alone.
+func about(p string, err error) error {
+	if err == nil || strings.Contains(err.Error(), p) {
+		return err
+	}
+	return fmt.Errorf("%s: %w", p, err)
 }
 
 func (c copying) fromStdin(ctx context.Context, dst string) error {
@@ -128,7 +142,7 @@ func (c copying) fromStdin(ctx context.Context, dst string) error {
 		return err
 	}
 	if is {
-		return c.files.Unpack(ctx, c.on, c.op(dst), c.a.Stdin)
+		return about(dst, c.files.Unpack(ctx, c.on, c.op(dst), c.a.Stdin))
 	}
 	_, err = c.files.Write(ctx, c.on, c.op(dst), dsec.WriteOptions{Parents: true}, c.a.Stdin)
 	return err
@@ -146,10 +160,10 @@ func (c copying) toStdout(ctx context.Context, src string) error {
 		r, err = c.files.Read(ctx, c.on, c.op(src), dsec.ReadRange{})
 	}
 	if err != nil {
-		return err
+		return about(src, err)
 	}
 	_, err = io.Copy(c.a.Stdout, r)
-	return errors.Join(err, r.Close())
+	return about(src, errors.Join(err, r.Close()))
 }
 
 // into copies a local file or folder into the sandbox.
@@ -169,7 +183,7 @@ func (c copying) into(ctx context.Context, src, dst string) error {
 	if info.IsDir() {
 		var skipped leftOut
 		r := packFolder(src, packOptions{Anonymous: true, Skip: skipped.add})
-		err := c.files.Unpack(ctx, c.on, c.op(dst), r)
+		err := about(dst, c.files.Unpack(ctx, c.on, c.op(dst), r))
 		if err = errors.Join(err, r.Close()); err == nil {
 			skipped.tell(c.a)
 		}
@@ -215,7 +229,7 @@ func (c copying) outOf(ctx context.Context, src, dst string) error {
 func (c copying) folderOut(ctx context.Context, src, dst string) error {
 	r, err := c.files.Pack(ctx, c.on, c.op(src))
 	if err != nil {
-		return err
+		return about(src, err)
 	}
 	defer r.Close()
 	if err := os.MkdirAll(dst, 0o755); err != nil {
