@@ -2,8 +2,6 @@ package rpc
 
 import (
 	"context"
-	"errors"
-	"io"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/rpc/dsecv1"
@@ -66,10 +64,7 @@ func (s files) Read(ctx context.Context, req *dsecv1.FilesReadRequest, stream ds
 		return err
 	}
 	var msg dsecv1.FilesReadResponse
-	return send(ctx, r, func(b []byte) error {
-		msg.Data = b
-		return stream.Send(&msg)
-	})
+	return send(ctx, r, &msg.Data, func() error { return stream.Send(&msg) })
 }
 
 func (s files) Write(ctx context.Context, stream dsecv1.FilesWriteServerStream) (*dsecv1.FileInfo, error) {
@@ -77,14 +72,10 @@ func (s files) Write(ctx context.Context, stream dsecv1.FilesWriteServerStream) 
 	if err != nil {
 		return nil, err
 	}
-	first, err := firstMessage(stream.Receive())
+	first, body, err := upload(stream.Receive)
 	if err != nil {
 		return nil, err
 	}
-	body := &body{next: func() ([]byte, error) {
-		m, err := stream.Receive()
-		return m.GetData(), err
-	}, rest: first.GetData()}
 	return wire(InfoToWire)(s.services.Files.Write(ctx, on, FileFromWire(first.GetFile()), dsec.WriteOptions{
 		Mode: first.GetMode(), Parents: first.GetParents(), At: first.At, Append: first.GetAppend(),
 	}, body))
@@ -166,10 +157,7 @@ func (s files) Pack(ctx context.Context, req *dsecv1.FilesPackRequest, stream ds
 		return err
 	}
 	var msg dsecv1.FilesPackResponse
-	return send(ctx, r, func(b []byte) error {
-		msg.Data = b
-		return stream.Send(&msg)
-	})
+	return send(ctx, r, &msg.Data, func() error { return stream.Send(&msg) })
 }
 
 func (s files) Unpack(ctx context.Context, stream dsecv1.FilesUnpackServerStream) (*dsecv1.FilesUnpackResponse, error) {
@@ -177,21 +165,9 @@ func (s files) Unpack(ctx context.Context, stream dsecv1.FilesUnpackServerStream
 	if err != nil {
 		return nil, err
 	}
-	first, err := firstMessage(stream.Receive())
+	first, body, err := upload(stream.Receive)
 	if err != nil {
 		return nil, err
 	}
-	body := &body{next: func() ([]byte, error) {
-		m, err := stream.Receive()
-		return m.GetData(), err
-	}, rest: first.GetData()}
 	return &dsecv1.FilesUnpackResponse{}, s.services.Files.Unpack(ctx, on, FileFromWire(first.GetFile()), body)
-}
-
-// firstMessage checks that a request stream has one.
-func firstMessage[M any](m *M, err error) (*M, error) {
-	if errors.Is(err, io.EOF) {
-		return nil, dsec.Errorf(dsec.Invalid, "the request has no message")
-	}
-	return m, err
 }

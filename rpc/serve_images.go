@@ -24,14 +24,10 @@ func (s images) Pull(ctx context.Context, req *dsecv1.ImagesPullRequest, stream 
 }
 
 func (s images) Upload(ctx context.Context, stream dsecv1.ImagesUploadServerStream) (*dsecv1.Image, error) {
-	first, err := firstMessage(stream.Receive())
+	first, body, err := upload(stream.Receive)
 	if err != nil {
 		return nil, err
 	}
-	body := &body{next: func() ([]byte, error) {
-		m, err := stream.Receive()
-		return m.GetData(), err
-	}, rest: first.GetData()}
 	opt := dsec.ImportOptions{Name: first.GetName(), Role: dsec.Role(first.GetRole())}
 	return wire(ImageToWire)(s.services.Images.Upload(ctx, opt, body))
 }

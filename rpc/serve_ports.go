@@ -39,10 +39,7 @@ func (s ports) Receive(ctx context.Context, req *dsecv1.PortsReceiveRequest, str
 	// Closing is the only way to end a Read.
 	stop := context.AfterFunc(ctx, func() { s.conns.drop(c) })
 	var msg dsecv1.PortsReceiveResponse
-	err = send(ctx, reader{c}, func(b []byte) error {
-		msg.Data = b
-		return stream.Send(&msg)
-	})
+	err = send(ctx, reader{c}, &msg.Data, func() error { return stream.Send(&msg) })
 	if !stop() || err != nil {
 		s.conns.drop(c)
 		if ctx.Err() != nil {

@@ -15,17 +15,18 @@ var chunks = sync.Pool{New: func() any {
 	return &b
 }}
 
-// send reads r to its end and gives it out in chunks; out must not keep them. It
-// closes r. A reader need not know ctx: what has data goes on for as long as
+// send reads r to its end, puts it into data a chunk at a time and calls out for
+// each; out must not keep them. It closes r. A reader need not know ctx: what has data goes on for as long as
 // its caller takes them, so the end of the call is looked for here.
-func send(ctx context.Context, r io.ReadCloser, out func([]byte) error) error {
+func send(ctx context.Context, r io.ReadCloser, data *[]byte, out func() error) error {
 	defer r.Close()
 	buf := chunks.Get().(*[]byte)
 	defer chunks.Put(buf)
 	for ctx.Err() == nil {
 		n, err := r.Read(*buf)
 		if n > 0 {
-			if err := out((*buf)[:n]); err != nil {
+			*data = (*buf)[:n]
+			if err := out(); err != nil {
 				return err
 			}
 		}
@@ -37,6 +38,19 @@ func send(ctx context.Context, r io.ReadCloser, out func([]byte) error) error {
 		}
 	}
 	return ctx.Err()
+}
+
+// upload gives the first message of a request stream, which says what the data
+// are for, and the data of all messages as a reader.
+func upload[M interface{ GetData() []byte }](receive func() (M, error)) (first M, data io.Reader, err error) {
+	first, err = receive()
+	if errors.Is(err, io.EOF) {
+		err = dsec.Errorf(dsec.Invalid, "the request has no message")
+	}
+	return first, &body{rest: first.GetData(), next: func() ([]byte, error) {
+		m, err := receive()
+		return m.GetData(), err
+	}}, err
 }
 
 // body is the data of a request stream as a reader.
