@@ -320,10 +320,12 @@ func TestRights(t *testing.T) {
 		"tokens":  func(s dsec.Services) error { _, err := s.Tokens.List(ctx); return err },
 		"issue":   func(s dsec.Services) error { _, err := s.Tokens.Issue(ctx, dsec.Token{Name: "n"}); return err },
 		"nodes":   func(s dsec.Services) error { _, err := s.Nodes.Nodes(ctx); return err },
+		"tenants": func(s dsec.Services) error { _, err := s.Projects.List(ctx); return err },
+		"found":   func(s dsec.Services) error { _, err := s.Projects.Create(ctx, "new"); return err },
 	}
 	may := map[string]string{
 		"a": "create run images", "img": "images upload collect", "both": "create run commit images upload collect", "none": "",
-		"admin": "create run images collect tokens issue nodes",
+		"admin": "create run images collect tokens issue nodes tenants found",
 	}
 	for token, names := range may {
 		s := open(t, d.url, token, false)

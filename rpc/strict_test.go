@@ -2,6 +2,9 @@ package rpc_test
 
 import (
 	"bytes"
+	"io"
+	"net/http"
+	"net/url"
 	"strings"
 	"testing"
 
@@ -46,6 +49,22 @@ func TestUnknownFields(t *testing.T) {
 	})
 	if calls < 45 {
 		t.Errorf("only %d calls were made", calls)
+	}
+}
+
+// TestUnknownFieldInAQuery makes a call that only reads as a GET.
+func TestUnknownFieldInAQuery(t *testing.T) {
+	r := start(t)
+	for message, want := range map[string]int{`{}`: 200, `{"unheard":1}`: 400} {
+		res, err := http.Get(r.url + "/dsec.v1.Images/List?connect=v1&encoding=json&message=" + url.QueryEscape(message))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _ := io.ReadAll(res.Body)
+		res.Body.Close()
+		if res.StatusCode != want || want == 400 && !bytes.Contains(b, []byte("unheard")) {
+			t.Errorf("%s: %s %s, want %d", message, res.Status, b, want)
+		}
 	}
 }
 

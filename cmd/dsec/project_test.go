@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -132,6 +133,36 @@ func TestProjectsSeeNothingOfEachOther(t *testing.T) {
 		if err := f(); err == nil || dsec.KindOf(err) != dsec.Denied {
 			t.Errorf("%s by a project's token: %v, want Denied", what, err)
 		}
+	}
+
+	// A stream that failed after its status was sent is counted as what it was,
+	// and names that callers make up are one.
+	c, err := (&app{Getenv: w.getenv}).readContext()
+	if err != nil {
+		t.Fatal(err)
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, c.URL+"/dsec.v1.Commands/MadeUp", strings.NewReader("{}"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.Token)
+	req.Header.Set("Content-Type", "application/json")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	res.Body.Close()
+	metrics := get(t, c.URL+"/metrics")
+	for _, want := range []string{
+		`dsec_call_seconds_count{code="not_found",procedure="/dsec.v1.Commands/Attach"} 1`,
+		`dsec_call_seconds_count{code="unsupported",procedure="unknown"} 1`,
+	} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("metrics have no %s", want)
+		}
+	}
+	if strings.Contains(metrics, "MadeUp") {
+		t.Error("a name that a caller made up is a label")
 	}
 
 	// Nothing happened to what is the first one's; the operator sees all.
