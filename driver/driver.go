@@ -109,6 +109,10 @@ type Guest interface {
 	// Activity reports what the guest is doing, for idle times and adoption.
 	Activity(ctx context.Context) (Activity, error)
 
+	// Forget says that the answers of steps are safe with the caller and need
+	// not be kept. It is for whoever answers their repetition from then on.
+	Forget(ctx context.Context, steps []dsec.Step) error
+
 	// Subscribe calls f on each change of the number of running commands, from
 	// a goroutine of the connection, until the machine is gone. f must not
 	// block. At most one subscriber.

@@ -16,8 +16,8 @@
 //     they still write is read and dropped, so that they neither block nor get
 //     SIGPIPE; those of a terminal lose it. A timeout or KILL ends them too,
 //     while the leader lives.
-//   - A command that ended is remembered until its step is acknowledged; of
-//     those without a step the newest dsec.CommandsKept.
+//   - A command that ended is remembered until its step is forgotten; of those
+//     without a step the newest dsec.CommandsKept.
 //   - The arguments and the environment of a CommandStatus are cut to the
 //     first 16 KiB each; the command itself got all.
 //   - A command never waits for a reader, nor for a disk: when its output
@@ -25,7 +25,8 @@
 //
 // Of steps: only what happened is remembered. A call that failed has changed
 // nothing, or nothing that repeating it does not set right, and is carried out
-// again. An acknowledged step is Conflict.
+// again. A step is remembered until Forget; whoever calls that answers its
+// repetition.
 //
 // Lock order: Agent.mu, then command.mu, then record.mu. steps.mu and arena.mu
 // are leaves. No lock is held while a process starts.
@@ -190,14 +191,11 @@ func (a *Agent) changeActivity(n int) {
 	a.news = make(chan struct{})
 }
 
-// Ack forgets the answers of a session's steps up to the one given.
-func (a *Agent) Ack(_ context.Context, upTo dsec.Step) error {
-	if upTo.IsZero() {
-		return dsec.Errorf(dsec.Invalid, "step has no session")
-	}
-	for _, c := range a.steps.ack(upTo) {
+// Forget drops the answers of steps that the host has safe.
+func (a *Agent) Forget(_ context.Context, steps []dsec.Step) error {
+	for _, c := range a.steps.forget(steps) {
 		a.mu.Lock()
-		c.acked = true
+		c.forgotten = true
 		if c.isDone() {
 			a.keep(c)
 		}

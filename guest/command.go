@@ -25,8 +25,8 @@ type command struct {
 	alive sync.RWMutex // held while run is used by others than wait
 	run   Running      // nil once released, and if it was not started
 
-	acked bool          // guarded by Agent.mu: no step keeps it
-	done  chan struct{} // closed when status is final
+	forgotten bool          // guarded by Agent.mu: no step keeps it
+	done      chan struct{} // closed when status is final
 
 	mu      sync.Mutex
 	status  dsec.CommandStatus // without the counts of the streams
@@ -248,7 +248,7 @@ func (c *command) wait(pumps [2]*pump) {
 	c.mu.Unlock()
 	close(c.done)
 	c.a.changeActivity(-1)
-	if c.step.IsZero() || c.acked {
+	if c.step.IsZero() || c.forgotten {
 		c.a.keep(c)
 	}
 }

@@ -324,13 +324,21 @@ func TestSteps(t *testing.T) {
 	if _, err = b.Commands().Run(b.Context(), step(3), bad, nil); err != nil {
 		t.Fatal(err)
 	}
-	// Acknowledged steps are not done again.
-	if err := b.Ack(b.Context(), step(3).Step); err != nil {
+	// A step whose answer is safe elsewhere is forgotten, and only that one;
+	// its command is still known by its id.
+	if err := b.Forget(b.Context(), []dsec.Step{step(2).Step, step(99).Step}); err != nil {
 		t.Fatal(err)
 	}
-	_, err = b.Commands().Run(b.Context(), step(2), c, nil)
-	wantKind(t, err, dsec.Conflict, "acknowledged")
-	if l, err := b.Commands().List(b.Context(), nobody); err != nil || len(l) != 3 {
+	if st, err := b.Commands().Wait(b.Context(), nobody, s1.ID); err != nil || st.Outcome != dsec.Exited {
+		t.Fatalf("%+v %v", st, err)
+	}
+	if r, err := b.Commands().Run(b.Context(), step(3), bad, nil); err != nil || !r.Replayed {
+		t.Fatalf("%+v %v", r, err)
+	}
+	if r, err := b.Commands().Run(b.Context(), step(2), dsec.Command{Shell: "true"}, nil); err != nil || r.Replayed {
+		t.Fatalf("%+v %v", r, err)
+	}
+	if l, err := b.Commands().List(b.Context(), nobody); err != nil || len(l) != 4 {
 		t.Fatalf("%d commands, %v", len(l), err)
 	}
 }

@@ -25,9 +25,7 @@ type steps struct {
 }
 
 type session struct {
-	acked uint64 // steps up to this one are answered for good, if any is
-	any   bool   // acked means something
-	ops   map[uint64]*stepOp
+	ops map[uint64]*stepOp
 }
 
 // stepOp is one operation that was begun under a step. Its fields are fixed
@@ -80,10 +78,8 @@ func (s *steps) begin(ctx context.Context, step dsec.Step, op string, fields []f
 		if o == nil {
 			err = nil
 			switch {
-			case ses.any && step.Number <= ses.acked:
-				err = dsec.Errorf(dsec.Conflict, "step %d of session %q was acknowledged and is forgotten", step.Number, clip(step.Session))
 			case s.n >= maxSteps:
-				err = dsec.Errorf(dsec.Exhausted, "%d steps wait for their acknowledgement", maxSteps)
+				err = dsec.Errorf(dsec.Exhausted, "%d steps wait until their answers are safe", maxSteps)
 			default:
 				o = &stepOp{op: op, fields: fields, done: make(chan struct{})}
 				ses.ops[step.Number] = o
@@ -130,42 +126,46 @@ func (s *steps) end(step dsec.Step, o *stepOp, result any, err error) {
 	defer s.mu.Unlock()
 	o.result, o.failed = result, err != nil
 	if ses := s.sessions[step.Session]; err != nil && ses != nil && ses.ops[step.Number] == o {
-		delete(ses.ops, step.Number)
-		s.n--
-		if len(ses.ops) == 0 && !ses.any {
-			delete(s.sessions, step.Session)
-		}
+		s.drop(step, ses)
 	}
 	close(o.done)
 }
 
-// ack forgets the finished steps of a session up to one, and gives the
-// commands among them.
-func (s *steps) ack(upTo dsec.Step) []*command {
+// forget drops finished steps and gives the commands among them. One under way
+// stays: the host cannot have its answer.
+func (s *steps) forget(steps []dsec.Step) []*command {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	ses := s.sessions[upTo.Session]
-	if ses == nil {
-		return nil // nothing of it was ever done here
-	}
 	var out []*command
-	for n, o := range ses.ops {
-		if n > upTo.Number {
+	for _, step := range steps {
+		ses := s.sessions[step.Session]
+		if ses == nil {
+			continue
+		}
+		o := ses.ops[step.Number]
+		if o == nil {
 			continue
 		}
 		select {
 		case <-o.done:
 		default:
-			continue // under way; it is not what the host has the answer of
+			continue
 		}
 		if c, ok := o.result.(*command); ok {
 			out = append(out, c)
 		}
-		delete(ses.ops, n)
-		s.n--
+		s.drop(step, ses)
 	}
-	ses.acked, ses.any = max(ses.acked, upTo.Number), true
 	return out
+}
+
+// drop takes a step out of its session. Requires: s.mu held.
+func (s *steps) drop(step dsec.Step, ses *session) {
+	delete(ses.ops, step.Number)
+	s.n--
+	if len(ses.ops) == 0 {
+		delete(s.sessions, step.Session)
+	}
 }
 
 // once carries out do under a step, or gives the result it had before.

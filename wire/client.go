@@ -105,10 +105,14 @@ func (c *Client) Activity(ctx context.Context) (dsec.Activity, error) {
 	return a, guestFault(d.err())
 }
 
-// Ack tells the guest that the answers of the steps of a session up to the one
-// given are safe and need not be kept.
-func (c *Client) Ack(ctx context.Context, upTo dsec.Step) error {
-	_, err := c.call(ctx, request{m: mAck, args: appendStep(nil, upTo), idempotent: true})
+// Forget tells the guest that the answers of steps are safe and need not be
+// kept.
+func (c *Client) Forget(ctx context.Context, steps []dsec.Step) error {
+	var args []byte
+	for _, s := range steps {
+		args = appendStep(args, s)
+	}
+	_, err := c.call(ctx, request{m: mForget, args: args, idempotent: true})
 	return err
 }
 

@@ -135,12 +135,15 @@ func (v *server) answer(ctx context.Context, s *stream, m method, args []byte) (
 			}
 		}
 		return ok(), nil
-	case mAck:
-		step := d.step()
+	case mForget:
+		var steps []dsec.Step
+		for len(d.b) > 0 && !d.bad {
+			steps = append(steps, d.step())
+		}
 		if err := badArgs(d); err != nil {
 			return nil, err
 		}
-		return ok(), v.h.Ack(ctx, step)
+		return ok(), v.h.Forget(ctx, steps)
 	}
 	return nil, dsec.Errorf(dsec.Unsupported, "guest has no method %d", m)
 }

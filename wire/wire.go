@@ -68,9 +68,9 @@ type Handler interface {
 	// ends. Changes in quick succession may be yielded as one.
 	Activities(ctx context.Context) iter.Seq[dsec.Activity]
 
-	// Ack says that the answers of the steps of a session up to and including
-	// the one given are safe with the host. They need not be kept.
-	Ack(ctx context.Context, upTo dsec.Step) error
+	// Forget says that the answers of steps are safe with the host and need
+	// not be kept.
+	Forget(ctx context.Context, steps []dsec.Step) error
 }
 
 // method names an operation on the wire. The values never change meaning
@@ -103,5 +103,5 @@ const (
 	mDial
 	mActivity
 	mSubscribe
-	mAck
+	mForget
 )

@@ -12,6 +12,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -38,10 +39,10 @@ func TestMain(m *testing.M) {
 
 // fake is a guest that answers in its own way. What it has not is nil.
 type fake struct {
-	run   func(dsec.Command, []byte) (dsec.Result, error)
-	read  func() io.ReadCloser
-	write func(io.Reader) error
-	acked dsec.Step
+	run    func(dsec.Command, []byte) (dsec.Result, error)
+	read   func() io.ReadCloser
+	write  func(io.Reader) error
+	forgot []dsec.Step
 }
 
 type fakeCommands struct {
@@ -85,7 +86,7 @@ func (h handler) Activities(ctx context.Context) iter.Seq[dsec.Activity] {
 		<-ctx.Done()
 	}
 }
-func (h handler) Ack(_ context.Context, s dsec.Step) error { h.f.acked = s; return nil }
+func (h handler) Forget(_ context.Context, s []dsec.Step) error { h.f.forgot = s; return nil }
 
 // plain is a stream without deadlines or vectored writes, like a serial port.
 type plain struct{ io.ReadWriteCloser }
@@ -136,8 +137,9 @@ func TestMessages(t *testing.T) {
 			if a, err := c.Activity(t.Context()); err != nil || a.Running != 7 {
 				t.Fatalf("%+v %v", a, err)
 			}
-			if err := c.Ack(t.Context(), dsec.Step{Session: "x", Number: 3}); err != nil || f.acked.Number != 3 {
-				t.Fatalf("%+v %v", f.acked, err)
+			steps := []dsec.Step{{Session: "x", Number: 3}, {Session: "y", Number: 1}}
+			if err := c.Forget(t.Context(), steps); err != nil || !slices.Equal(f.forgot, steps) {
+				t.Fatalf("%+v %v", f.forgot, err)
 			}
 			done := make(chan struct{})
 			last := -1

@@ -37,6 +37,18 @@ func (g guest) Activity(ctx context.Context) (driver.Activity, error) {
 	return g.m.activity, nil
 }
 
+// Forget drops the answers of steps.
+func (g guest) Forget(_ context.Context, steps []dsec.Step) error {
+	g.m.mu.Lock()
+	defer g.m.mu.Unlock()
+	if g.m.commands != nil {
+		for _, s := range steps {
+			delete(g.m.commands.steps, s)
+		}
+	}
+	return nil
+}
+
 // Subscribe sets the one subscriber.
 func (g guest) Subscribe(f func(driver.Activity)) {
 	g.m.mu.Lock()
