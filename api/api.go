@@ -127,7 +127,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rec, ctx := rpc.Follow(w), r.Context()
 	if h.cfg.Events.Access != nil {
 		defer func() {
-			kind, ok := rec.Failure(ctx) // before Status
+			kind, ok := rec.Failure(ctx)
 			a.Status, a.Sent, a.Failed, a.Kind, a.Took = rec.Status(), rec.Sent(), !ok, kind, time.Since(begin)
 			h.cfg.Events.Access(a)
 		}()
@@ -147,6 +147,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer g.leave()
 	ctx = g.ctx
 	next.ServeHTTP(rec, r.WithContext(ctx))
+	rec.Served()
 }
 
 // secretOf gives the secret that a request carries, "" if it has none.

@@ -251,6 +251,10 @@ func TestAccessKnowsHowStreamsEnd(t *testing.T) {
 			}
 			d.ended(t, "/dsec.v1.Files/Read", "unavailable 200", "unavailable 0", "unavailable 502", "unavailable 503")
 			node.SetFail(nil)
+			if err := s.Files.Mkdir(ctx, on, dsec.FileOp{Path: "/m"}, 0o755); err != nil { // whose answer is empty
+				t.Error(err)
+			}
+			d.ended(t, "/dsec.v1.Files/Mkdir", "ok 200")
 			_, _ = s.Files.Stat(ctx, on, dsec.FileOp{Path: "/none"})
 			d.ended(t, "/dsec.v1.Files/Stat", "not_found 404")
 			_, _ = s.Commands.Start(ctx, on, dsec.Command{})

@@ -123,6 +123,14 @@ func (a *Answer) keep(p []byte) {
 	a.last = append(a.last, p[:min(len(p), maxLast-len(a.last))]...)
 }
 
+// Served says that the handler has returned. One that wrote nothing has
+// answered with an empty body, which is what an empty message is.
+func (a *Answer) Served() {
+	if a.status == 0 {
+		a.begin(http.StatusOK)
+	}
+}
+
 // Flush implements http.Flusher.
 func (a *Answer) Flush() {
 	if f, ok := a.ResponseWriter.(http.Flusher); ok {
@@ -137,9 +145,6 @@ func (a *Answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 // did not. An answer without an end is blamed on the end of ctx, the call's,
 // else on the node.
 func (a *Answer) Failure(ctx context.Context) (kind dsec.ErrorKind, ok bool) {
-	if _, found := a.grpcStatus(); found && a.status == 0 {
-		a.begin(http.StatusOK) // it has trailers and nothing else
-	}
 	switch {
 	case a.form == unaryForm && a.status == http.StatusOK && !a.broken:
 		return 0, true
