@@ -58,11 +58,13 @@ func treePss(pid int) (int64, error) {
 		return 0, err
 	}
 	children := map[int][]int{}
+	parents := map[int]int{}
 	for _, e := range entries {
 		if p, err := strconv.Atoi(e.Name()); err == nil {
 			stat, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
 			parent := parseParent(string(stat))
 			children[parent] = append(children[parent], p)
+			parents[p] = parent
 		}
 	}
 	var sum int64
@@ -71,11 +73,19 @@ func treePss(pid int) (int64, error) {
 		p := todo[len(todo)-1]
 		todo = append(todo[:len(todo)-1], children[p]...)
 		delete(children, p) // a number that was reused meanwhile makes no circle
-		if p != 0 {
+		if p != 0 && !sharesMemory(p, parents[p]) {
 			sum += processPss(strconv.Itoa(p))
 		}
 	}
 	return sum, nil
+}
+
+// sharesMemory reports whether a process runs in its parent's memory, as the
+// first process of a container does; the parent's count has it then.
+func sharesMemory(pid, parent int) bool {
+	const kcmpVM = 1
+	r, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(parent), kcmpVM, 0, 0, 0)
+	return errno == 0 && r == 0
 }
 
 // parseParent reads the parent from a process's stat, whose second field may
