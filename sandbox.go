@@ -58,6 +58,9 @@ type Sandbox struct {
 	Layers   []string      // digests of the layers of its root, lowest first
 	Key      string        // the client's key of its creation, if any
 	Took     time.Duration // its creation, from the request's arrival to running
+
+	Paused    time.Time // since when it stands still; zero unless State is Paused
+	Reclaimed int64     // bytes of memory it has given back since; 0 unless State is Paused
 }
 
 // Stage is one timed step of a creation.
@@ -140,6 +143,21 @@ type Sandboxes interface {
 	// Stop ends the sandbox and everything in it and returns once nothing of
 	// it is left. Stopping an ended one returns its record.
 	Stop(ctx context.Context, id SandboxID) (Sandbox, error)
+
+	// Pause stops every process of the workload where it is and returns once all
+	// stand still; their memory is given back to the node behind that. Commands
+	// in hand go on where they were when the sandbox is resumed, and their
+	// timeouts do not count meanwhile. Its time to live goes on, its idle time
+	// does not count. Pausing a paused sandbox returns its record; an ended one
+	// is Conflict, one whose kind cannot pause Unsupported.
+	//
+	// Any call on commands, files or ports of a paused sandbox, and Commit,
+	// resumes it first; Get, List, Wait, Extend and Stop do not.
+	Pause(ctx context.Context, id SandboxID) (Sandbox, error)
+
+	// Resume lets a paused sandbox go on and returns once it answers. Resuming a
+	// running one returns its record.
+	Resume(ctx context.Context, id SandboxID) (Sandbox, error)
 
 	// Wait returns the record once the sandbox has ended.
 	Wait(ctx context.Context, id SandboxID) (Sandbox, error)

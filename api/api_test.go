@@ -242,6 +242,8 @@ func TestProjectsAreApart(t *testing.T) {
 			foreign := map[string]error{}
 			_, foreign["Get"] = b.Sandboxes.Get(ctx, box.ID)
 			_, foreign["Stop"] = b.Sandboxes.Stop(ctx, box.ID)
+			_, foreign["Pause"] = b.Sandboxes.Pause(ctx, box.ID)
+			_, foreign["Resume"] = b.Sandboxes.Resume(ctx, box.ID)
 			_, foreign["Run"] = b.Commands.Run(ctx, on, dsec.Command{Shell: "true"}, nil)
 			_, foreign["Read"] = b.Files.Read(ctx, on, dsec.FileOp{Path: "/"}, dsec.ReadRange{})
 			_, foreign["Write"] = b.Files.Write(ctx, on, dsec.FileOp{Path: "/x"}, dsec.WriteOptions{}, strings.NewReader("x"))

@@ -157,6 +157,22 @@ func (r router) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, erro
 	return n.Services.Sandboxes.Stop(ctx, id)
 }
 
+func (r router) Pause(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	n, err := r.node(id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	return n.Services.Sandboxes.Pause(ctx, id)
+}
+
+func (r router) Resume(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	n, err := r.node(id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	return n.Services.Sandboxes.Resume(ctx, id)
+}
+
 func (r router) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
 	n, err := r.node(id)
 	if err != nil {

@@ -80,6 +80,12 @@ func TestSandboxes(t *testing.T) {
 		if x, err := n.Sandboxes.Extend(ctx, b.ID, time.Hour); err != nil || !x.Expires.After(b.Expires) {
 			t.Errorf("Extend: expires %v, %v, want after %v", x.Expires, err, b.Expires)
 		}
+		if x, err := n.Sandboxes.Pause(ctx, b.ID); err != nil || x.State != dsec.Paused || x.Paused.IsZero() || x.Reclaimed != 1<<33 {
+			t.Errorf("Pause: %+v, %v", x, err)
+		}
+		if x, err := n.Sandboxes.Resume(ctx, b.ID); err != nil || x.State != dsec.Running || !x.Paused.IsZero() || x.Reclaimed != 0 {
+			t.Errorf("Resume: %+v, %v", x, err)
+		}
 		if i, err := n.Sandboxes.Commit(ctx, b.ID, "ws@1"); err != nil || i.Ref() != "ws@1" || i.Role != dsec.Workspace {
 			t.Errorf("Commit: %+v, %v", i, err)
 		}

@@ -54,6 +54,22 @@ func (s *sandboxes) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, 
 	return sandbox(unary(ctx, s.core, t.repeatable(), s.rpc.Stop, &dsecv1.SandboxesStopRequest{}))
 }
 
+func (s *sandboxes) Pause(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	t, err := of("client.Pause", id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	return sandbox(unary(ctx, s.core, t.repeatable(), s.rpc.Pause, &dsecv1.SandboxesPauseRequest{}))
+}
+
+func (s *sandboxes) Resume(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	t, err := of("client.Resume", id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	return sandbox(unary(ctx, s.core, t.repeatable(), s.rpc.Resume, &dsecv1.SandboxesResumeRequest{}))
+}
+
 func (s *sandboxes) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
 	t, err := of("client.Wait", id)
 	if err != nil {

@@ -67,6 +67,9 @@ func SandboxToWire(s dsec.Sandbox) *dsecv1.Sandbox {
 		Layers:   s.Layers,
 		Key:      s.Key,
 		Took:     span(s.Took),
+
+		Paused:    stamp(s.Paused),
+		Reclaimed: s.Reclaimed,
 	}
 	if len(s.Stages) > 0 {
 		w.Stages = make([]*dsecv1.Stage, len(s.Stages))
@@ -104,6 +107,9 @@ func SandboxFromWire(w *dsecv1.Sandbox) dsec.Sandbox {
 		Layers: w.GetLayers(),
 		Key:    w.GetKey(),
 		Took:   unspan(w.GetTook()),
+
+		Paused:    unstamp(w.GetPaused()),
+		Reclaimed: w.GetReclaimed(),
 	}
 	for _, t := range w.GetStages() {
 		s.Stages = append(s.Stages, dsec.Stage{Name: t.GetName(), Took: unspan(t.GetTook())})

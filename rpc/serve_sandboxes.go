@@ -57,6 +57,22 @@ func (s sandboxes) Stop(ctx context.Context, _ *dsecv1.SandboxesStopRequest) (*d
 	return wire(SandboxToWire)(s.services.Sandboxes.Stop(ctx, id))
 }
 
+func (s sandboxes) Pause(ctx context.Context, _ *dsecv1.SandboxesPauseRequest) (*dsecv1.Sandbox, error) {
+	id, err := s.sandbox(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wire(SandboxToWire)(s.services.Sandboxes.Pause(ctx, id))
+}
+
+func (s sandboxes) Resume(ctx context.Context, _ *dsecv1.SandboxesResumeRequest) (*dsecv1.Sandbox, error) {
+	id, err := s.sandbox(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return wire(SandboxToWire)(s.services.Sandboxes.Resume(ctx, id))
+}
+
 // Wait answers after a bounded time, so that no proxy on the way loses patience;
 // the caller asks again.
 func (s sandboxes) Wait(ctx context.Context, req *dsecv1.SandboxesWaitRequest) (*dsecv1.Sandbox, error) {

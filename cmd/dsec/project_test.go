@@ -68,6 +68,8 @@ func TestProjectsSeeNothingOfEachOther(t *testing.T) {
 	_, foreign["get"] = b.Sandboxes.Get(ctx, box.ID)
 	_, foreign["extend"] = b.Sandboxes.Extend(ctx, box.ID, dsec.MaxTTL)
 	_, foreign["stop"] = b.Sandboxes.Stop(ctx, box.ID)
+	_, foreign["pause"] = b.Sandboxes.Pause(ctx, box.ID)
+	_, foreign["resume"] = b.Sandboxes.Resume(ctx, box.ID)
 	_, foreign["wait"] = b.Sandboxes.Wait(ctx, box.ID)
 	_, foreign["commit"] = b.Sandboxes.Commit(ctx, box.ID, "stolen@1")
 	_, foreign["list after"] = b.Sandboxes.List(ctx, dsec.Filter{After: box.ID})

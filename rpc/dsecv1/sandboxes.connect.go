@@ -33,6 +33,10 @@ const (
 	SandboxesExtendProcedure = "/dsec.v1.Sandboxes/Extend"
 	// SandboxesStopProcedure is the procedure name of the Sandboxes's Stop RPC.
 	SandboxesStopProcedure = "/dsec.v1.Sandboxes/Stop"
+	// SandboxesPauseProcedure is the procedure name of the Sandboxes's Pause RPC.
+	SandboxesPauseProcedure = "/dsec.v1.Sandboxes/Pause"
+	// SandboxesResumeProcedure is the procedure name of the Sandboxes's Resume RPC.
+	SandboxesResumeProcedure = "/dsec.v1.Sandboxes/Resume"
 	// SandboxesWaitProcedure is the procedure name of the Sandboxes's Wait RPC.
 	SandboxesWaitProcedure = "/dsec.v1.Sandboxes/Wait"
 	// SandboxesCommitProcedure is the procedure name of the Sandboxes's Commit RPC.
@@ -77,6 +81,20 @@ var (
 			Procedure:  SandboxesStopProcedure,
 		}
 	})
+	sandboxesPauseSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_sandboxes_proto.Services().ByName("Sandboxes").Methods().ByName("Pause"),
+			Procedure:  SandboxesPauseProcedure,
+		}
+	})
+	sandboxesResumeSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_sandboxes_proto.Services().ByName("Sandboxes").Methods().ByName("Resume"),
+			Procedure:  SandboxesResumeProcedure,
+		}
+	})
 	sandboxesWaitSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeUnary,
@@ -105,6 +123,11 @@ type SandboxesClient interface {
 	Extend(context.Context, *SandboxesExtendRequest) (*Sandbox, error)
 	// Stop ends the sandbox.
 	Stop(context.Context, *SandboxesStopRequest) (*Sandbox, error)
+	// Pause stops every process of it where it is; any call on its commands,
+	// files or ports resumes it first.
+	Pause(context.Context, *SandboxesPauseRequest) (*Sandbox, error)
+	// Resume lets it go on.
+	Resume(context.Context, *SandboxesResumeRequest) (*Sandbox, error)
 	// Wait returns the record once the sandbox has ended, or after the asked time
 	// as it is then.
 	Wait(context.Context, *SandboxesWaitRequest) (*Sandbox, error)
@@ -130,6 +153,11 @@ type SandboxesHandler interface {
 	Extend(context.Context, *SandboxesExtendRequest) (*Sandbox, error)
 	// Stop ends the sandbox.
 	Stop(context.Context, *SandboxesStopRequest) (*Sandbox, error)
+	// Pause stops every process of it where it is; any call on its commands,
+	// files or ports resumes it first.
+	Pause(context.Context, *SandboxesPauseRequest) (*Sandbox, error)
+	// Resume lets it go on.
+	Resume(context.Context, *SandboxesResumeRequest) (*Sandbox, error)
 	// Wait returns the record once the sandbox has ended, or after the asked time
 	// as it is then.
 	Wait(context.Context, *SandboxesWaitRequest) (*Sandbox, error)
@@ -146,6 +174,8 @@ func RegisterSandboxesHandler(server *connect.Server, svc SandboxesHandler) {
 		connect.Method{Spec: sandboxesListSpec(), Handler: adapter.list},
 		connect.Method{Spec: sandboxesExtendSpec(), Handler: adapter.extend},
 		connect.Method{Spec: sandboxesStopSpec(), Handler: adapter.stop},
+		connect.Method{Spec: sandboxesPauseSpec(), Handler: adapter.pause},
+		connect.Method{Spec: sandboxesResumeSpec(), Handler: adapter.resume},
 		connect.Method{Spec: sandboxesWaitSpec(), Handler: adapter.wait},
 		connect.Method{Spec: sandboxesCommitSpec(), Handler: adapter.commit},
 	)
@@ -172,6 +202,14 @@ func (UnimplementedSandboxesHandler) Extend(context.Context, *SandboxesExtendReq
 
 func (UnimplementedSandboxesHandler) Stop(context.Context, *SandboxesStopRequest) (*Sandbox, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Sandboxes.Stop is not implemented")
+}
+
+func (UnimplementedSandboxesHandler) Pause(context.Context, *SandboxesPauseRequest) (*Sandbox, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Sandboxes.Pause is not implemented")
+}
+
+func (UnimplementedSandboxesHandler) Resume(context.Context, *SandboxesResumeRequest) (*Sandbox, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Sandboxes.Resume is not implemented")
 }
 
 func (UnimplementedSandboxesHandler) Wait(context.Context, *SandboxesWaitRequest) (*Sandbox, error) {
@@ -221,6 +259,22 @@ func (c *sandboxesClient) Extend(ctx context.Context, req *SandboxesExtendReques
 func (c *sandboxesClient) Stop(ctx context.Context, req *SandboxesStopRequest) (*Sandbox, error) {
 	var res Sandbox
 	if err := c.client.CallUnary(ctx, sandboxesStopSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *sandboxesClient) Pause(ctx context.Context, req *SandboxesPauseRequest) (*Sandbox, error) {
+	var res Sandbox
+	if err := c.client.CallUnary(ctx, sandboxesPauseSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *sandboxesClient) Resume(ctx context.Context, req *SandboxesResumeRequest) (*Sandbox, error) {
+	var res Sandbox
+	if err := c.client.CallUnary(ctx, sandboxesResumeSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -298,6 +352,30 @@ func (h sandboxesHandler) stop(ctx context.Context, _ connect.Spec, stream conne
 		return err
 	}
 	res, err := h.svc.Stop(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h sandboxesHandler) pause(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req SandboxesPauseRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Pause(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h sandboxesHandler) resume(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req SandboxesResumeRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Resume(ctx, &req)
 	if err != nil {
 		return err
 	}

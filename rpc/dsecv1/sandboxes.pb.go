@@ -314,22 +314,26 @@ func (x *Spec) GetNetwork() string {
 
 // Sandbox is the record of one sandbox.
 type Sandbox struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Spec          *Spec                  `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
-	State         string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
-	Cause         string                 `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
-	Detail        string                 `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
-	Node          string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
-	Expires       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires,proto3" json:"expires,omitempty"`
-	Ended         *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended,proto3" json:"ended,omitempty"`
-	LastUsed      *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`
-	Stages        []*Stage               `protobuf:"bytes,11,rep,name=stages,proto3" json:"stages,omitempty"`
-	Usage         *Usage                 `protobuf:"bytes,12,opt,name=usage,proto3" json:"usage,omitempty"`
-	Layers        []string               `protobuf:"bytes,13,rep,name=layers,proto3" json:"layers,omitempty"`
-	Key           string                 `protobuf:"bytes,14,opt,name=key,proto3" json:"key,omitempty"`
-	Took          *durationpb.Duration   `protobuf:"bytes,15,opt,name=took,proto3" json:"took,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Id       string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Spec     *Spec                  `protobuf:"bytes,2,opt,name=spec,proto3" json:"spec,omitempty"`
+	State    string                 `protobuf:"bytes,3,opt,name=state,proto3" json:"state,omitempty"`
+	Cause    string                 `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	Detail   string                 `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
+	Node     string                 `protobuf:"bytes,6,opt,name=node,proto3" json:"node,omitempty"`
+	Created  *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=created,proto3" json:"created,omitempty"`
+	Expires  *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=expires,proto3" json:"expires,omitempty"`
+	Ended    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=ended,proto3" json:"ended,omitempty"`
+	LastUsed *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last_used,json=lastUsed,proto3" json:"last_used,omitempty"`
+	Stages   []*Stage               `protobuf:"bytes,11,rep,name=stages,proto3" json:"stages,omitempty"`
+	Usage    *Usage                 `protobuf:"bytes,12,opt,name=usage,proto3" json:"usage,omitempty"`
+	Layers   []string               `protobuf:"bytes,13,rep,name=layers,proto3" json:"layers,omitempty"`
+	Key      string                 `protobuf:"bytes,14,opt,name=key,proto3" json:"key,omitempty"`
+	Took     *durationpb.Duration   `protobuf:"bytes,15,opt,name=took,proto3" json:"took,omitempty"`
+	// Since when it is paused.
+	Paused *timestamppb.Timestamp `protobuf:"bytes,16,opt,name=paused,proto3" json:"paused,omitempty"`
+	// Bytes of memory given back since.
+	Reclaimed     int64 `protobuf:"varint,17,opt,name=reclaimed,proto3" json:"reclaimed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -467,6 +471,20 @@ func (x *Sandbox) GetTook() *durationpb.Duration {
 		return x.Took
 	}
 	return nil
+}
+
+func (x *Sandbox) GetPaused() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Paused
+	}
+	return nil
+}
+
+func (x *Sandbox) GetReclaimed() int64 {
+	if x != nil {
+		return x.Reclaimed
+	}
+	return 0
 }
 
 // Stage is one timed step of a creation.
@@ -905,6 +923,78 @@ func (*SandboxesStopRequest) Descriptor() ([]byte, []int) {
 	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
+type SandboxesPauseRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxesPauseRequest) Reset() {
+	*x = SandboxesPauseRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxesPauseRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxesPauseRequest) ProtoMessage() {}
+
+func (x *SandboxesPauseRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxesPauseRequest.ProtoReflect.Descriptor instead.
+func (*SandboxesPauseRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+}
+
+type SandboxesResumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SandboxesResumeRequest) Reset() {
+	*x = SandboxesResumeRequest{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SandboxesResumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SandboxesResumeRequest) ProtoMessage() {}
+
+func (x *SandboxesResumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SandboxesResumeRequest.ProtoReflect.Descriptor instead.
+func (*SandboxesResumeRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+}
+
 type SandboxesWaitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Longest wait; the server has its own limit below which it may answer too.
@@ -915,7 +1005,7 @@ type SandboxesWaitRequest struct {
 
 func (x *SandboxesWaitRequest) Reset() {
 	*x = SandboxesWaitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -927,7 +1017,7 @@ func (x *SandboxesWaitRequest) String() string {
 func (*SandboxesWaitRequest) ProtoMessage() {}
 
 func (x *SandboxesWaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -940,7 +1030,7 @@ func (x *SandboxesWaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesWaitRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesWaitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SandboxesWaitRequest) GetMax() *durationpb.Duration {
@@ -960,7 +1050,7 @@ type SandboxesCommitRequest struct {
 
 func (x *SandboxesCommitRequest) Reset() {
 	*x = SandboxesCommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -972,7 +1062,7 @@ func (x *SandboxesCommitRequest) String() string {
 func (*SandboxesCommitRequest) ProtoMessage() {}
 
 func (x *SandboxesCommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -985,7 +1075,7 @@ func (x *SandboxesCommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesCommitRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesCommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SandboxesCommitRequest) GetName() string {
@@ -1031,7 +1121,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x92\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe4\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
 	"\x04spec\x18\x02 \x01(\v2\r.dsec.v1.SpecR\x04spec\x12\x14\n" +
@@ -1048,7 +1138,9 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x05usage\x18\f \x01(\v2\x0e.dsec.v1.UsageR\x05usage\x12\x16\n" +
 	"\x06layers\x18\r \x03(\tR\x06layers\x12\x10\n" +
 	"\x03key\x18\x0e \x01(\tR\x03key\x12-\n" +
-	"\x04took\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x04took\"J\n" +
+	"\x04took\x18\x0f \x01(\v2\x19.google.protobuf.DurationR\x04took\x122\n" +
+	"\x06paused\x18\x10 \x01(\v2\x1a.google.protobuf.TimestampR\x06paused\x12\x1c\n" +
+	"\treclaimed\x18\x11 \x01(\x03R\treclaimed\"J\n" +
 	"\x05Stage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
 	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\xce\x01\n" +
@@ -1078,17 +1170,21 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\tsandboxes\x18\x01 \x03(\v2\x10.dsec.v1.SandboxR\tsandboxes\"E\n" +
 	"\x16SandboxesExtendRequest\x12+\n" +
 	"\x03ttl\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"\x16\n" +
-	"\x14SandboxesStopRequest\"C\n" +
+	"\x14SandboxesStopRequest\"\x17\n" +
+	"\x15SandboxesPauseRequest\"\x18\n" +
+	"\x16SandboxesResumeRequest\"C\n" +
 	"\x14SandboxesWaitRequest\x12+\n" +
 	"\x03max\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03max\",\n" +
 	"\x16SandboxesCommitRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name2\xc4\x03\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name2\xc0\x04\n" +
 	"\tSandboxes\x12=\n" +
 	"\x06Create\x12\x1f.dsec.v1.SandboxesCreateRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x12:\n" +
 	"\x03Get\x12\x1c.dsec.v1.SandboxesGetRequest\x1a\x10.dsec.v1.Sandbox\"\x03\x90\x02\x01\x12J\n" +
 	"\x04List\x12\x1d.dsec.v1.SandboxesListRequest\x1a\x1e.dsec.v1.SandboxesListResponse\"\x03\x90\x02\x01\x12=\n" +
 	"\x06Extend\x12\x1f.dsec.v1.SandboxesExtendRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x129\n" +
-	"\x04Stop\x12\x1d.dsec.v1.SandboxesStopRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x129\n" +
+	"\x04Stop\x12\x1d.dsec.v1.SandboxesStopRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x12;\n" +
+	"\x05Pause\x12\x1e.dsec.v1.SandboxesPauseRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x12=\n" +
+	"\x06Resume\x12\x1f.dsec.v1.SandboxesResumeRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x129\n" +
 	"\x04Wait\x12\x1d.dsec.v1.SandboxesWaitRequest\x1a\x10.dsec.v1.Sandbox\"\x00\x12;\n" +
 	"\x06Commit\x12\x1f.dsec.v1.SandboxesCommitRequest\x1a\x0e.dsec.v1.Image\"\x00B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
 
@@ -1104,7 +1200,7 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Environment)(nil),            // 0: dsec.v1.Environment
 	(*Resources)(nil),              // 1: dsec.v1.Resources
@@ -1118,56 +1214,63 @@ var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*SandboxesListResponse)(nil),  // 9: dsec.v1.SandboxesListResponse
 	(*SandboxesExtendRequest)(nil), // 10: dsec.v1.SandboxesExtendRequest
 	(*SandboxesStopRequest)(nil),   // 11: dsec.v1.SandboxesStopRequest
-	(*SandboxesWaitRequest)(nil),   // 12: dsec.v1.SandboxesWaitRequest
-	(*SandboxesCommitRequest)(nil), // 13: dsec.v1.SandboxesCommitRequest
-	nil,                            // 14: dsec.v1.Spec.EnvEntry
-	nil,                            // 15: dsec.v1.Spec.LabelsEntry
-	nil,                            // 16: dsec.v1.SandboxesListRequest.LabelsEntry
-	(*durationpb.Duration)(nil),    // 17: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 18: google.protobuf.Timestamp
-	(*Image)(nil),                  // 19: dsec.v1.Image
+	(*SandboxesPauseRequest)(nil),  // 12: dsec.v1.SandboxesPauseRequest
+	(*SandboxesResumeRequest)(nil), // 13: dsec.v1.SandboxesResumeRequest
+	(*SandboxesWaitRequest)(nil),   // 14: dsec.v1.SandboxesWaitRequest
+	(*SandboxesCommitRequest)(nil), // 15: dsec.v1.SandboxesCommitRequest
+	nil,                            // 16: dsec.v1.Spec.EnvEntry
+	nil,                            // 17: dsec.v1.Spec.LabelsEntry
+	nil,                            // 18: dsec.v1.SandboxesListRequest.LabelsEntry
+	(*durationpb.Duration)(nil),    // 19: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
+	(*Image)(nil),                  // 21: dsec.v1.Image
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Spec.environment:type_name -> dsec.v1.Environment
 	1,  // 1: dsec.v1.Spec.resources:type_name -> dsec.v1.Resources
-	17, // 2: dsec.v1.Spec.ttl:type_name -> google.protobuf.Duration
-	17, // 3: dsec.v1.Spec.idle:type_name -> google.protobuf.Duration
-	14, // 4: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
-	15, // 5: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	19, // 2: dsec.v1.Spec.ttl:type_name -> google.protobuf.Duration
+	19, // 3: dsec.v1.Spec.idle:type_name -> google.protobuf.Duration
+	16, // 4: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	17, // 5: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
 	2,  // 6: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	18, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	18, // 8: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	18, // 9: dsec.v1.Sandbox.ended:type_name -> google.protobuf.Timestamp
-	18, // 10: dsec.v1.Sandbox.last_used:type_name -> google.protobuf.Timestamp
+	20, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	20, // 8: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	20, // 9: dsec.v1.Sandbox.ended:type_name -> google.protobuf.Timestamp
+	20, // 10: dsec.v1.Sandbox.last_used:type_name -> google.protobuf.Timestamp
 	4,  // 11: dsec.v1.Sandbox.stages:type_name -> dsec.v1.Stage
 	5,  // 12: dsec.v1.Sandbox.usage:type_name -> dsec.v1.Usage
-	17, // 13: dsec.v1.Sandbox.took:type_name -> google.protobuf.Duration
-	17, // 14: dsec.v1.Stage.took:type_name -> google.protobuf.Duration
-	17, // 15: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	2,  // 16: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
-	16, // 17: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
-	3,  // 18: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	17, // 19: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
-	17, // 20: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
-	6,  // 21: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
-	7,  // 22: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
-	8,  // 23: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
-	10, // 24: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
-	11, // 25: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
-	12, // 26: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
-	13, // 27: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
-	3,  // 28: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
-	3,  // 29: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
-	9,  // 30: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
-	3,  // 31: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
-	3,  // 32: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
-	3,  // 33: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
-	19, // 34: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
-	28, // [28:35] is the sub-list for method output_type
-	21, // [21:28] is the sub-list for method input_type
-	21, // [21:21] is the sub-list for extension type_name
-	21, // [21:21] is the sub-list for extension extendee
-	0,  // [0:21] is the sub-list for field type_name
+	19, // 13: dsec.v1.Sandbox.took:type_name -> google.protobuf.Duration
+	20, // 14: dsec.v1.Sandbox.paused:type_name -> google.protobuf.Timestamp
+	19, // 15: dsec.v1.Stage.took:type_name -> google.protobuf.Duration
+	19, // 16: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	2,  // 17: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
+	18, // 18: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
+	3,  // 19: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	19, // 20: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
+	19, // 21: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
+	6,  // 22: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
+	7,  // 23: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
+	8,  // 24: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
+	10, // 25: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
+	11, // 26: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
+	12, // 27: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.SandboxesPauseRequest
+	13, // 28: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.SandboxesResumeRequest
+	14, // 29: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
+	15, // 30: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
+	3,  // 31: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
+	3,  // 32: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
+	9,  // 33: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
+	3,  // 34: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
+	3,  // 35: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
+	3,  // 36: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.Sandbox
+	3,  // 37: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.Sandbox
+	3,  // 38: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
+	21, // 39: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
+	31, // [31:40] is the sub-list for method output_type
+	22, // [22:31] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -1182,7 +1285,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   17,
+			NumMessages:   19,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

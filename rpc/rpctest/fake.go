@@ -242,6 +242,34 @@ func (s sandboxes) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, e
 	return b.Sandbox, nil
 }
 
+// The fake's sandboxes wake at no call.
+func (s sandboxes) Pause(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	return s.pause(ctx, "Sandboxes.Pause", id, dsec.Paused)
+}
+
+func (s sandboxes) Resume(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	return s.pause(ctx, "Sandboxes.Resume", id, dsec.Running)
+}
+
+func (s sandboxes) pause(ctx context.Context, op string, id dsec.SandboxID, to dsec.State) (dsec.Sandbox, error) {
+	if err := s.f.enter(ctx, op); err != nil {
+		return dsec.Sandbox{}, err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	b, err := s.f.live(id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	switch b.State = to; {
+	case to == dsec.Running:
+		b.Paused, b.Reclaimed = time.Time{}, 0
+	case b.Paused.IsZero():
+		b.Paused, b.Reclaimed = time.Now().UTC(), 1<<33
+	}
+	return b.Sandbox, nil
+}
+
 func (s sandboxes) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
 	if err := s.f.enter(ctx, "Sandboxes.Wait"); err != nil {
 		return dsec.Sandbox{}, err
