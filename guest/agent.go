@@ -83,6 +83,7 @@ type Agent struct {
 	activity dsec.Activity
 	news     chan struct{} // closed at the next change of activity
 	closed   bool
+	still    bool // the clocks of commands stand
 	trim     *time.Timer
 	young    weak.Pointer[young] // giveBack's
 	wg       sync.WaitGroup      // of running commands

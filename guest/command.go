@@ -33,7 +33,9 @@ type command struct {
 	cause   dsec.Outcome       // why we killed it
 	timeout *time.Timer
 	idle    *time.Timer
+	due     time.Time // when timeout fires
 	spoke   time.Time // last output, kept only with an idle time
+	still   time.Time // since when the clocks stand; zero while they go
 }
 
 func (c *command) isDone() bool {
@@ -128,6 +130,7 @@ func (a *Agent) adopt(c *command, io *stdio, stdin []byte) error {
 		a.register(c)
 		a.wg.Add(1)
 		a.changeActivity(1)
+		c.arm(a.still)
 	}
 	a.mu.Unlock()
 	if closed {
@@ -144,15 +147,6 @@ func (a *Agent) adopt(c *command, io *stdio, stdin []byte) error {
 			go pumps[i].run() // ends with the last holder of the other end, or the command's end
 		}
 	}
-	c.mu.Lock()
-	if c.spec.Timeout > 0 {
-		c.timeout = time.AfterFunc(c.spec.Timeout, func() { c.kill(dsec.TimedOut) }) //nolint:errcheck // it has ended then
-	}
-	if c.spec.Idle > 0 {
-		c.spoke = time.Now()
-		c.idle = time.AfterFunc(c.spec.Idle, c.checkIdle)
-	}
-	c.mu.Unlock()
 	if c.in != nil && io.feed {
 		// Ends with the command at the latest, which closes the input.
 		go c.in.write(context.Background(), dsec.StdinWrite{Data: stdin, Close: true}) //nolint:errcheck // it need not read it
@@ -202,11 +196,7 @@ func (c *command) wait(pumps [2]*pump) {
 	defer c.a.wg.Done()
 	x, err := c.run.Wait()
 	c.mu.Lock()
-	for _, t := range []*time.Timer{c.timeout, c.idle} {
-		if t != nil {
-			t.Stop()
-		}
-	}
+	c.disarm()
 	cause := c.cause
 	c.mu.Unlock()
 	oom := c.run.OOMKilled()
@@ -274,29 +264,6 @@ func (c *command) use(f func(Running) error) error {
 		return os.ErrProcessDone
 	}
 	return f(c.run)
-}
-
-// checkIdle kills a command that has been silent for too long, or looks again
-// when it may have been.
-func (c *command) checkIdle() {
-	c.mu.Lock()
-	left := time.Until(c.spoke.Add(c.spec.Idle))
-	if left > 0 {
-		c.idle.Reset(left)
-	}
-	c.mu.Unlock()
-	if left <= 0 {
-		c.kill(dsec.Inactive) //nolint:errcheck // it has ended then
-	}
-}
-
-// spokeNow notes output.
-func (c *command) spokeNow() {
-	if c.spec.Idle > 0 {
-		c.mu.Lock()
-		c.spoke = time.Now()
-		c.mu.Unlock()
-	}
 }
 
 // cutBytes is how much of a command's arguments, and of its environment, is

@@ -116,6 +116,19 @@ func (c *Client) Forget(ctx context.Context, steps []dsec.Step) error {
 	return err
 }
 
+// StopClocks tells the guest that its commands are about to stand still, so
+// that their times do not pass.
+func (c *Client) StopClocks(ctx context.Context) error {
+	_, err := c.call(ctx, request{m: mStopClocks, idempotent: true})
+	return err
+}
+
+// StartClocks undoes StopClocks.
+func (c *Client) StartClocks(ctx context.Context) error {
+	_, err := c.call(ctx, request{m: mStartClocks, idempotent: true})
+	return err
+}
+
 // Subscribe calls f with what the guest is doing, at once and after each
 // change, and again after each reconnection, until Close. f runs on the
 // goroutine that reads the connection and must not block or call the client.

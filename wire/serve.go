@@ -144,6 +144,10 @@ func (v *server) answer(ctx context.Context, s *stream, m method, args []byte) (
 			return nil, err
 		}
 		return ok(), v.h.Forget(ctx, steps)
+	case mStopClocks:
+		return ok(), v.h.StopClocks(ctx)
+	case mStartClocks:
+		return ok(), v.h.StartClocks(ctx)
 	}
 	return nil, dsec.Errorf(dsec.Unsupported, "guest has no method %d", m)
 }

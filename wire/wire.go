@@ -71,6 +71,12 @@ type Handler interface {
 	// Forget says that the answers of steps are safe with the host and need
 	// not be kept.
 	Forget(ctx context.Context, steps []dsec.Step) error
+
+	// StopClocks stops the times after which commands are ended: the host is
+	// making the workload stand still. StartClocks lets them go on from there.
+	// Both may be called again.
+	StopClocks(ctx context.Context) error
+	StartClocks(ctx context.Context) error
 }
 
 // method names an operation on the wire. The values never change meaning
@@ -104,4 +110,6 @@ const (
 	mActivity
 	mSubscribe
 	mForget
+	mStopClocks
+	mStartClocks
 )

@@ -43,6 +43,7 @@ type fake struct {
 	read   func() io.ReadCloser
 	write  func(io.Reader) error
 	forgot []dsec.Step
+	still  bool
 }
 
 type fakeCommands struct {
@@ -87,6 +88,8 @@ func (h handler) Activities(ctx context.Context) iter.Seq[dsec.Activity] {
 	}
 }
 func (h handler) Forget(_ context.Context, s []dsec.Step) error { h.f.forgot = s; return nil }
+func (h handler) StopClocks(context.Context) error              { h.f.still = true; return nil }
+func (h handler) StartClocks(context.Context) error             { h.f.still = false; return nil }
 
 // plain is a stream without deadlines or vectored writes, like a serial port.
 type plain struct{ io.ReadWriteCloser }
@@ -140,6 +143,12 @@ func TestMessages(t *testing.T) {
 			steps := []dsec.Step{{Session: "x", Number: 3}, {Session: "y", Number: 1}}
 			if err := c.Forget(t.Context(), steps); err != nil || !slices.Equal(f.forgot, steps) {
 				t.Fatalf("%+v %v", f.forgot, err)
+			}
+			if err := c.StopClocks(t.Context()); err != nil || !f.still {
+				t.Fatal(err)
+			}
+			if err := c.StartClocks(t.Context()); err != nil || f.still {
+				t.Fatal(err)
 			}
 			done := make(chan struct{})
 			last := -1
