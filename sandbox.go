@@ -91,6 +91,7 @@ type Activity struct {
 type Call struct {
 	Sandbox SandboxID
 	Step    Step
+	Epoch   uint64 // of the owner of the sandbox's job, 0 for none; default that of the context, see WithEpoch
 }
 
 // Step is a client's name for one operation in one sandbox: a session and a

@@ -8,6 +8,7 @@ type Services struct {
 	Files     Files
 	Ports     Ports
 	Images    Images
+	Jobs      Jobs
 	Tokens    Tokens
 	Projects  Projects
 	Nodes     Nodes
