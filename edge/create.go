@@ -213,7 +213,8 @@ func (n *Node) create(ctx context.Context, req *request) (*entry, error) {
 	}
 	n.follow(e, m)
 	n.events.Created(CreatedEvent{
-		ID: e.id, Kind: req.spec.spec.Kind, Job: req.spec.spec.Job, Took: rec.took, Stages: req.stages,
+		ID: e.id, Kind: req.spec.spec.Kind, Project: req.spec.spec.Project, Job: req.spec.spec.Job, Key: req.key,
+		Took: rec.took, Stages: req.stages,
 	})
 	return e, nil
 }

@@ -22,11 +22,13 @@ type Events struct {
 
 // CreatedEvent is a sandbox that runs.
 type CreatedEvent struct {
-	ID     dsec.SandboxID
-	Kind   dsec.Kind
-	Job    dsec.JobID
-	Took   time.Duration
-	Stages []dsec.Stage
+	ID      dsec.SandboxID
+	Kind    dsec.Kind
+	Project dsec.ProjectID
+	Job     dsec.JobID
+	Key     string
+	Took    time.Duration
+	Stages  []dsec.Stage
 }
 
 // RefusedEvent is a create that did not lead to a sandbox.
@@ -38,13 +40,16 @@ type RefusedEvent struct {
 
 // EndedEvent is a sandbox that ended.
 type EndedEvent struct {
-	ID     dsec.SandboxID
-	Kind   dsec.Kind
-	State  dsec.State
-	Cause  dsec.Cause
-	Detail string
-	Lived  time.Duration
-	Took   time.Duration // from the decision to nothing left; 0 if it ended by itself
+	ID      dsec.SandboxID
+	Kind    dsec.Kind
+	Project dsec.ProjectID
+	Job     dsec.JobID
+	Key     string
+	State   dsec.State
+	Cause   dsec.Cause
+	Detail  string
+	Lived   time.Duration
+	Took    time.Duration // from the decision to nothing left; 0 if it ended by itself
 }
 
 // AdoptedEvent sums up what Open found.

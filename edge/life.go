@@ -165,7 +165,8 @@ func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 		n.logMu.Unlock()
 	}
 	ev := EndedEvent{
-		ID: e.id, Kind: rec.spec.spec.Kind, State: end.state, Cause: end.cause, Detail: end.detail,
+		ID: e.id, Kind: rec.spec.spec.Kind, Project: rec.spec.spec.Project, Job: rec.spec.spec.Job, Key: rec.key,
+		State: end.state, Cause: end.cause, Detail: end.detail,
 		Lived: time.Duration(rec.ended - rec.created),
 	}
 	if !end.itself {
