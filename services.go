@@ -3,13 +3,14 @@ package dsec
 // Services is the whole surface of a cluster, a node or a node in this
 // process. A field is nil where the server does not offer the service.
 type Services struct {
-	Sandboxes Sandboxes
-	Commands  Commands
-	Files     Files
-	Ports     Ports
-	Images    Images
-	Jobs      Jobs
-	Tokens    Tokens
-	Projects  Projects
-	Nodes     Nodes
+	Sandboxes    Sandboxes
+	Commands     Commands
+	Files        Files
+	Ports        Ports
+	Images       Images
+	Jobs         Jobs
+	Tokens       Tokens
+	Trajectories Trajectories
+	Projects     Projects
+	Nodes        Nodes
 }
