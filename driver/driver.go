@@ -130,6 +130,33 @@ type Exit struct {
 	At     time.Time
 }
 
+// Pauser is a machine whose workload can stand still.
+type Pauser interface {
+	// Pause stops every process of the workload where it is and returns once
+	// all stand still; their timeouts do not pass meanwhile. When it fails the
+	// workload runs on. A machine that is gone is Conflict. The guest keeps
+	// answering, but what starts something waits for Resume.
+	Pause(ctx context.Context) error
+
+	// Resume lets the workload go on. When it fails the machine is still
+	// paused, and it may be tried again.
+	Resume(ctx context.Context) error
+
+	// Paused reports whether the machine was paused, also by an earlier process
+	// of the node.
+	Paused() bool
+}
+
+// Reclaimer is a Pauser that can give the memory of a paused machine back.
+type Reclaimer interface {
+	// Reclaim gives back target bytes, or a little more, or all it can where
+	// target is 0 or the host cannot choose, and returns how many bytes came
+	// back. It takes about a second for a few hundred megabytes and ends early,
+	// without an error, when the machine is resumed or gone; one that is not
+	// paused gives nothing. At most one call at a time does anything.
+	Reclaim(ctx context.Context, target int64) (int64, error)
+}
+
 // Upper is a machine whose writable layer can be read from outside: what a
 // commit walks.
 type Upper interface {

@@ -278,7 +278,7 @@ func (g *Group) Limit(r dsec.Resources) error {
 	if g.c.v2 {
 		ws = [][3]string{
 			{"", "memory.max", strconv.FormatInt(r.Memory, 10)},
-			{"", "memory.swap.max", "0"},
+			{"", "memory.swap.max", swapNever},
 			{"", "memory.oom.group", "0"},
 			{"", "cpu.max", fmt.Sprintf("%d %d", quota, cpuPeriod)},
 			{"", "pids.max", strconv.Itoa(r.Pids)},
@@ -287,7 +287,7 @@ func (g *Group) Limit(r dsec.Resources) error {
 		ws = [][3]string{
 			{"memory", "memory.limit_in_bytes", strconv.FormatInt(r.Memory, 10)},
 			{"memory", "memory.memsw.limit_in_bytes", strconv.FormatInt(r.Memory, 10)},
-			{"memory", "memory.swappiness", "0"},
+			{"memory", "memory.swappiness", swapNever},
 			{"cpu", "cpu.cfs_quota_us", strconv.FormatInt(quota, 10)},
 			// The forge counts. The kernel takes no number above MaxPids.
 			{"pids", "pids.max", strconv.Itoa(min(r.Pids+1, dsec.MaxPids))},

@@ -74,6 +74,7 @@ type Driver struct {
 	stop     chan struct{} // closed by Close
 	sweeping sync.WaitGroup
 	deleting sync.WaitGroup // of trash
+	waking   sync.WaitGroup // prefaults
 
 	mu       sync.Mutex
 	slots    slots
@@ -208,12 +209,13 @@ func (d *Driver) makeShell(s *shell, p jail.Priority) error {
 // kill sends SIGKILL to the guest, pid 1 of the box's outer pid namespace, and
 // returns once gone is closed, or given up. A v1 freezer holds back even
 // SIGKILL, and the guest may die between freezing a command and thawing it, so
-// what is frozen is thawed until the kernel is done.
-func (s *shell) kill(gone, giveUp <-chan struct{}) error {
+// what is frozen is thawed until the kernel is done, for the first time after
+// patience.
+func (s *shell) kill(patience time.Duration, gone, giveUp <-chan struct{}) error {
 	if err := unix.PidfdSendSignal(int(s.pidfd.Fd()), unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, unix.EBADF) {
 		return fmt.Errorf("kill guest: %w", err)
 	}
-	for pause := 5 * time.Millisecond; ; pause = min(2*pause, 100*time.Millisecond) {
+	for pause := patience; ; pause = min(2*pause+killPatience, 100*time.Millisecond) {
 		select {
 		case <-gone:
 			return nil
@@ -224,6 +226,10 @@ func (s *shell) kill(gone, giveUp <-chan struct{}) error {
 		}
 	}
 }
+
+// killPatience is how long a killed box may take before anybody asks whether
+// something of it is frozen.
+const killPatience = 5 * time.Millisecond
 
 // destroy ends whatever there is of a box and frees its slot. Its order is the
 // package's invariant.
@@ -237,7 +243,7 @@ func (d *Driver) destroy(s *shell) error {
 				close(gone)
 			}
 		}()
-		errs = append(errs, s.kill(gone, giveUp))
+		errs = append(errs, s.kill(killPatience, gone, giveUp))
 		<-giveUp
 		s.pidfd.Close()
 	}
@@ -490,6 +496,7 @@ func (d *Driver) adopt(n int) (driver.Machine, error) {
 		return nil, d.destroy(s)
 	}
 	m := d.newMachine(s, st.ID)
+	m.paused = s.group.Frozen()
 	if err := d.register(m); err != nil {
 		return nil, err
 	}
@@ -589,6 +596,7 @@ func (d *Driver) Close() error {
 	}
 	d.watch.close()
 	d.deleting.Wait()
+	d.waking.Wait()
 	for _, n := range d.slots.freed {
 		if err := os.RemoveAll(filepath.Join(d.config.Dir, strconv.Itoa(n))); err != nil {
 			errs = append(errs, err)

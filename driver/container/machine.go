@@ -2,9 +2,7 @@ package container
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -17,7 +15,8 @@ import (
 // closed; an idle sandbox costs the node no descriptor and no goroutine then.
 const idleConnection = 30 * time.Second
 
-// machine is one running box. It implements driver.Machine and driver.Upper.
+// machine is one running box. It implements driver.Machine, and driver.Upper,
+// driver.Pauser and driver.Reclaimer in pause.go.
 type machine struct {
 	driver *Driver
 	id     dsec.SandboxID
@@ -26,17 +25,20 @@ type machine struct {
 	stages []driver.Stage
 	done   chan struct{}
 
+	freezing sync.Mutex // held while what stands still changes; before mu
+
 	mu       sync.Mutex
 	stopping bool
-	frozen   bool
-	after    []func() // called once done is closed
-	end      error    // of the clean-up
+	frozen   bool                    // by Freeze
+	paused   bool                    // by Pause
+	reclaim  context.CancelCauseFunc // of a Reclaim under way
+	after    []func()                // called once done is closed
+	end      error                   // of the clean-up
 	exit     driver.Exit
 }
 
 var (
 	_ driver.Machine = (*machine)(nil)
-	_ driver.Upper   = (*machine)(nil)
 )
 
 func (m *machine) ID() dsec.SandboxID     { return m.id }
@@ -70,7 +72,13 @@ func (m *machine) Stop(ctx context.Context) error {
 		return m.endError()
 	default:
 	}
-	if err := m.shell.kill(m.done, ctx.Done()); err != nil {
+	m.mu.Lock()
+	patience := killPatience
+	if m.paused || m.frozen {
+		patience = 0
+	}
+	m.mu.Unlock()
+	if err := m.shell.kill(patience, m.done, ctx.Done()); err != nil {
 		return err
 	}
 	select {
@@ -128,30 +136,4 @@ func (m *machine) AfterDone(f func()) {
 // detach lets go of a box that goes on without this process.
 func (m *machine) detach() {
 	m.client.Close()
-}
-
-// Upper implements driver.Upper.
-func (m *machine) Upper() (string, uint32) {
-	return filepath.Join(m.shell.dir, "upper"), base(m.shell.slot)
-}
-
-// Freeze implements driver.Upper.
-func (m *machine) Freeze(ctx context.Context) (func() error, error) {
-	m.mu.Lock()
-	if m.frozen {
-		m.mu.Unlock()
-		return nil, dsec.Errorf(dsec.Conflict, "the sandbox is frozen already")
-	}
-	m.frozen = true
-	m.mu.Unlock()
-	thaw := sync.OnceValue(func() error {
-		m.mu.Lock()
-		m.frozen = false
-		m.mu.Unlock()
-		return m.shell.group.Thaw()
-	})
-	if err := m.shell.group.Freeze(ctx); err != nil {
-		return nil, errors.Join(err, thaw())
-	}
-	return thaw, nil
 }

@@ -71,6 +71,13 @@ func Run(t *testing.T, e Env) {
 		{"adopt", testAdopt},
 		{"adopt after kill", testAdoptDead},
 		{"freeze", testFreeze},
+		{"pause", testPause},
+		{"pause with work in hand", testPauseInHand},
+		{"pause again and again", testPauseAgain},
+		{"stop while paused", testPauseStop},
+		{"adopt while paused", testPauseAdopt},
+		{"pause and freeze", testPauseFrozen},
+		{"reclaim", testReclaim},
 		{"many", testMany},
 	} {
 		t.Run(c.name, func(t *testing.T) {

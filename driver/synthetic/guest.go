@@ -136,6 +136,9 @@ func (c commands) start(ctx context.Context, on dsec.Call, cmd dsec.Command) (*c
 	if err := c.m.host.hit(ctx, OpExec); err != nil {
 		return nil, false, err
 	}
+	if c.m.Paused() {
+		return nil, false, dsec.Errorf(dsec.Internal, "a command was started in a machine that is paused")
+	}
 	t := c.table()
 	t.mu.Lock()
 	if old := t.steps[on.Step]; old != nil && !on.Step.IsZero() {

@@ -40,6 +40,9 @@ const (
 	OpFreeze   = "freeze"   //
 	OpExec     = "exec"     // Start and Run of a command
 	OpActivity = "activity" //
+	OpPause    = "pause"    // before anything stands still
+	OpResume   = "resume"   // before anything goes on
+	OpReclaim  = "reclaim"  // of a machine that is paused
 )
 
 // Options shape a Host. The zero value is instant and without a writable layer.

@@ -24,6 +24,7 @@ type machine struct {
 	ready      bool
 	ended      bool
 	frozen     bool
+	paused     bool
 	exit       driver.Exit
 	usage      *dsec.Usage
 	after      []func()

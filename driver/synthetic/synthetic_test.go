@@ -191,3 +191,41 @@ func TestEcho(t *testing.T) {
 		t.Errorf("dial of a closed port: %v", err)
 	}
 }
+
+func TestPause(t *testing.T) {
+	h := synthetic.New(synthetic.Options{})
+	m := start(t, h.Driver(), "a")
+	p, r := m.(driver.Pauser), m.(driver.Reclaimer)
+	h.SetUsage("a", dsec.Usage{Memory: 100})
+	if n, err := r.Reclaim(t.Context(), 0); n != 0 || err != nil {
+		t.Errorf("a running machine gave %d bytes, %v", n, err)
+	}
+	boom := errors.New("boom")
+	h.Fail(synthetic.OpPause, 1, boom)
+	if err := p.Pause(t.Context()); !errors.Is(err, boom) || p.Paused() {
+		t.Errorf("a pause that fails: %v, paused %v", err, p.Paused())
+	}
+	if err := p.Pause(t.Context()); err != nil || !h.Paused("a") {
+		t.Errorf("pause: %v", err)
+	}
+	if _, err := m.Guest().Commands().Run(t.Context(), dsec.Call{}, dsec.Command{Shell: "true"}, nil); dsec.KindOf(err) != dsec.Internal {
+		t.Errorf("a command in a paused machine: %v", err)
+	}
+	for _, want := range []int64{60, 40, 0} {
+		if n, err := r.Reclaim(t.Context(), 60); n != want || err != nil {
+			t.Errorf("reclaim gave %d, %v, want %d", n, err, want)
+		}
+	}
+	if err := p.Resume(t.Context()); err != nil || h.Paused("a") {
+		t.Errorf("resume: %v", err)
+	}
+	if _, err := m.Guest().Commands().Run(t.Context(), dsec.Call{}, dsec.Command{Shell: "true"}, nil); err != nil {
+		t.Error(err)
+	}
+	if err := m.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Pause(t.Context()); dsec.KindOf(err) != dsec.Conflict {
+		t.Errorf("pause of a machine that is gone: %v", err)
+	}
+}

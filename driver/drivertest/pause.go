@@ -1,0 +1,375 @@
+package drivertest
+
+import (
+	"context"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
+)
+
+// withPauser runs f with a machine that can pause; a kind that cannot passes.
+func withPauser(t *testing.T, e Env, f func(t *testing.T, m driver.Machine, p driver.Pauser)) {
+	with(t, e, func(t *testing.T, m driver.Machine) {
+		if p, ok := m.(driver.Pauser); ok {
+			f(t, m, p)
+		}
+	})
+}
+
+func pause(t *testing.T, p driver.Pauser) {
+	t.Helper()
+	if err := p.Pause(ctx(t)); err != nil {
+		t.Fatal("pause:", err)
+	}
+	if !p.Paused() {
+		t.Fatal("after Pause it is not paused")
+	}
+}
+
+func resume(t *testing.T, p driver.Pauser) {
+	t.Helper()
+	if err := p.Resume(ctx(t)); err != nil {
+		t.Fatal("resume:", err)
+	}
+	if p.Paused() {
+		t.Fatal("after Resume it is paused")
+	}
+}
+
+// begin starts a command and waits for its first output.
+func begin(t *testing.T, m driver.Machine, c dsec.Command) dsec.CommandID {
+	t.Helper()
+	cmds := m.Guest().Commands()
+	st, err := cmds.Start(ctx(t), dsec.Call{}, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for o, err := range cmds.Attach(ctx(t), dsec.Call{}, st.ID, 0) {
+		if err != nil || o.Status != nil {
+			t.Fatalf("%q says nothing: %+v, %v", c.Shell, o.Status, err)
+		}
+		if len(o.Data) > 0 {
+			break
+		}
+	}
+	return st.ID
+}
+
+func finish(t *testing.T, m driver.Machine, id dsec.CommandID) (dsec.CommandStatus, string) {
+	t.Helper()
+	st, err := m.Guest().Commands().Wait(ctx(t), dsec.Call{}, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := m.Guest().Commands().Read(ctx(t), dsec.Call{}, id, dsec.Stdout, 0, dsec.MaxChunk)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st, string(out)
+}
+
+// testPause looks from outside whether anything moves, and then from inside
+// that nothing was lost.
+func testPause(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		const limit = 800 * time.Millisecond
+		count := begin(t, m, dsec.Command{Shell: "i=0; while [ ! -e /stop ]; do i=$((i+1)); echo $i; done; echo end"})
+		timed := begin(t, m, dsec.Command{Shell: "echo begun; exec sleep 60", Timeout: limit})
+		silent := begin(t, m, dsec.Command{Shell: "echo begun; exec sleep 60", Idle: limit})
+		for range 2 {
+			pause(t, p)
+		}
+		size := func() int64 {
+			st, err := m.Guest().Commands().List(ctx(t), dsec.Call{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range st {
+				if s.Outcome != dsec.StillRunning {
+					t.Errorf("it ended while it stood still: %+v", s)
+				}
+				if s.ID == count {
+					return s.Stdout.Total
+				}
+			}
+			return -1
+		}
+		<-time.After(50 * time.Millisecond) // what was in the pipe
+		a := size()
+		<-time.After(2 * limit)
+		if b := size(); a != b {
+			t.Errorf("a paused workload wrote: %d, then %d bytes", a, b)
+		}
+		// The guest itself answers.
+		if _, err := m.Guest().Files().Write(ctx(t), dsec.Call{}, dsec.FileOp{Path: "/stop"}, dsec.WriteOptions{}, strings.NewReader("")); err != nil {
+			t.Error(err)
+		}
+		for range 2 {
+			resume(t, p)
+		}
+		st, out := finish(t, m, count)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		for i, l := range lines[:len(lines)-1] {
+			if l != strconv.Itoa(i+1) && !st.Stdout.Truncated() {
+				t.Fatalf("line %d is %q", i+1, l)
+			}
+		}
+		if st.Outcome != dsec.Exited || st.Code != 0 {
+			t.Errorf("after the pause: %+v", st)
+		}
+		if st, _ := finish(t, m, timed); st.Outcome != dsec.TimedOut {
+			t.Errorf("the timeout after a pause: %+v", st)
+		}
+		if st, _ := finish(t, m, silent); st.Outcome != dsec.Inactive {
+			t.Errorf("the idle time after a pause: %+v", st)
+		}
+	})
+}
+
+// testPauseInHand pauses under a terminal, a standard input and a connection.
+func testPauseInHand(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		cmds := m.Guest().Commands()
+		tty := begin(t, m, dsec.Command{Shell: "echo ready; read x; echo got $x; stty size", TTY: &dsec.WinSize{Rows: 33, Cols: 77}, Stdin: dsec.StdinPipe})
+		cat := begin(t, m, dsec.Command{Shell: "echo ready; cat", Stdin: dsec.StdinPipe})
+		begin(t, m, dsec.Command{Shell: "echo ready; exec nc -l -p 8080 -e cat"})
+		var conn dsec.PortConn
+		var err error
+		for range 100 {
+			if conn, err = m.Guest().Ports().Dial(ctx(t), dsec.Call{}, 8080); err == nil {
+				break
+			}
+			<-time.After(10 * time.Millisecond)
+		}
+		if err != nil {
+			t.Fatal("dial:", err)
+		}
+		defer conn.Close()
+		pause(t, p)
+		if _, err := conn.Write([]byte("while it stood\n")); err != nil {
+			t.Error(err)
+		}
+		if err := cmds.Resize(ctx(t), dsec.Call{}, tty, dsec.WinSize{Rows: 10, Cols: 20}); err != nil {
+			t.Error(err)
+		}
+		for id, text := range map[dsec.CommandID]string{tty: "x\n", cat: "y\n"} {
+			if _, err := cmds.Write(ctx(t), dsec.Call{}, id, dsec.StdinWrite{Data: []byte(text), Close: id == cat}); err != nil {
+				t.Error(err)
+			}
+		}
+		resume(t, p)
+		conn.CloseWrite() //nolint:errcheck // what comes back tells
+		if got, err := io.ReadAll(conn); err != nil || string(got) != "while it stood\n" {
+			t.Errorf("the connection gives %q (%v)", got, err)
+		}
+		if st, out := finish(t, m, tty); st.Code != 0 || !strings.Contains(out, "got x\r\n10 20") {
+			t.Errorf("the terminal shows %q", out)
+		}
+		if st, out := finish(t, m, cat); st.Code != 0 || out != "ready\ny\n" {
+			t.Errorf("cat gives %q", out)
+		}
+	})
+}
+
+// testPauseAgain runs a command right after each resume, and starts some while
+// it is paused.
+func testPauseAgain(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		for i := range 50 {
+			done := make(chan error, 1)
+			go func() {
+				r, err := m.Guest().Commands().Run(context.Background(), dsec.Call{}, dsec.Command{Argv: []string{"echo", "during"}}, nil)
+				if err == nil && string(r.Out) != "during\n" {
+					err = dsec.Errorf(dsec.Internal, "it printed %q", r.Out)
+				}
+				done <- err
+			}()
+			pause(t, p)
+			resume(t, p)
+			if r := sh(t, m, "echo "+strconv.Itoa(i)); string(r.Out) != strconv.Itoa(i)+"\n" {
+				t.Fatalf("command %d after a resume: %+v %q", i, r.CommandStatus, r.Out)
+			}
+			if err := <-done; err != nil {
+				t.Fatalf("command %d begun before a pause: %v", i, err)
+			}
+		}
+	})
+}
+
+// testPauseStop stops a paused machine, and one while it is being paused.
+func testPauseStop(t *testing.T, e Env) {
+	for range 3 {
+		withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+			begin(t, m, dsec.Command{Shell: "trap '' TERM; echo ready; while :; do :; done"})
+			pause(t, p)
+			stop(t, m)
+			if err := p.Pause(ctx(t)); dsec.KindOf(err) != dsec.Conflict {
+				t.Errorf("pause of a machine that is gone: %v", err)
+			}
+			if err := p.Resume(ctx(t)); dsec.KindOf(err) != dsec.Conflict {
+				t.Errorf("resume of a machine that is gone: %v", err)
+			}
+		})
+		withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+			begin(t, m, dsec.Command{Shell: "f() { f | f & }; echo ready; f; sleep 100"})
+			done := make(chan error, 1)
+			go func() { done <- p.Pause(context.Background()) }()
+			stop(t, m)
+			if err := <-done; err != nil && dsec.KindOf(err) != dsec.Conflict {
+				t.Errorf("pause under a stop: %v", err)
+			}
+		})
+	}
+}
+
+// testPauseAdopt crashes the driver while a machine is paused.
+func testPauseAdopt(t *testing.T, e Env) {
+	d := e.Open(t)
+	if _, err := d.Adopt(ctx(t)); err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.Start(ctx(t), e.Config(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, ok := m.(driver.Pauser)
+	if !ok {
+		stop(t, m)
+		d.Close()
+		return
+	}
+	id := begin(t, m, dsec.Command{Shell: "echo begun; sleep 0.2; echo over; exit 3", Timeout: 20 * time.Second})
+	pause(t, p)
+	e.Crash(t, d)
+
+	d = e.Open(t)
+	defer d.Close()
+	ms, err := d.Adopt(ctx(t))
+	if err != nil || len(ms) != 1 {
+		t.Fatalf("adopted %v, %v", ms, err)
+	}
+	defer stop(t, ms[0])
+	p = ms[0].(driver.Pauser)
+	if !p.Paused() {
+		t.Error("a paused machine is adopted running")
+	}
+	resume(t, p)
+	if st, out := finish(t, ms[0], id); st.Code != 3 || out != "begun\nover\n" {
+		t.Errorf("after the crash: %+v, %q", st, out)
+	}
+}
+
+// testPauseFrozen pauses a frozen machine and freezes a paused one: it stands
+// for as long as either wants.
+func testPauseFrozen(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		u, ok := m.(driver.Upper)
+		if !ok {
+			return
+		}
+		dir, _ := u.Upper()
+		begin(t, m, dsec.Command{Shell: "echo ready; while :; do echo x >> /grow; done"})
+		size := func() int64 {
+			fi, err := os.Stat(dir + "/grow")
+			if err != nil {
+				return 0
+			}
+			return fi.Size()
+		}
+		stands := func(when string) {
+			t.Helper()
+			a := size()
+			<-time.After(50 * time.Millisecond)
+			if b := size(); a != b {
+				t.Errorf("%s it moves", when)
+			}
+		}
+		for _, frozenFirst := range []bool{true, false} {
+			if !frozenFirst {
+				pause(t, p)
+			}
+			thaw, err := u.Freeze(ctx(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if frozenFirst {
+				pause(t, p)
+				if err := thaw(); err != nil {
+					t.Fatal(err)
+				}
+				stands("paused and no longer frozen")
+				resume(t, p)
+			} else {
+				resume(t, p)
+				stands("frozen and no longer paused")
+				if err := thaw(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			a := size()
+			for i := 0; size() == a; i++ {
+				if i == 400 {
+					t.Fatal("it does not go on")
+				}
+				<-time.After(5 * time.Millisecond)
+			}
+		}
+	})
+}
+
+// testReclaim takes back what a workload has in files; what it has in memory
+// needs swap, which is the matter of a driver's own test.
+func testReclaim(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		r, ok := m.(driver.Reclaimer)
+		if !ok {
+			return
+		}
+		const size = 16 << 20
+		if out := sh(t, m, "dd if=/dev/urandom of=/big bs=1M count=16 2>/dev/null && sync && md5sum /big > /sum && cat /sum"); out.Code != 0 {
+			t.Fatalf("%+v %q", out.CommandStatus, out.Err)
+		}
+		if n, err := r.Reclaim(ctx(t), 0); err != nil || n != 0 {
+			t.Errorf("a running machine gave %d bytes, %v", n, err)
+		}
+		pause(t, p)
+		before, err := m.Usage(ctx(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := r.Reclaim(ctx(t), 0)
+		after, _ := m.Usage(ctx(t))
+		if err != nil || n < size*9/10 || before.Memory-after.Memory < size*9/10 {
+			t.Errorf("%d bytes of %d came back (usage %d, then %d), %v", n, size, before.Memory, after.Memory, err)
+		}
+		resume(t, p)
+		if out := sh(t, m, "md5sum -c /sum"); out.Code != 0 {
+			t.Errorf("after the reclaim: %q %q", out.Out, out.Err)
+		}
+	})
+}
+
+// Hog is a command that holds 20 MiB of memory, half of it random, says ready,
+// and after a line of input whether all of it is as it was: dd keeps its one
+// block while nobody empties the pipe.
+func Hog() dsec.Command {
+	return dsec.Command{Stdin: dsec.StdinPipe, Shell: `
+head -c 10485760 /dev/urandom > /data
+yes 0123456789abcdef | head -c 10485760 >> /data
+md5sum < /data > /sum
+mkfifo /pipe
+exec 3<>/pipe
+dd if=/data bs=20971520 count=1 >&3 2>/dev/null &
+dd bs=1 count=1 <&3 >/first 2>/dev/null
+rm /data
+echo ready
+read x
+{ cat /first; head -c 20971519 <&3; } | md5sum | cmp - /sum && echo same
+`}
+}
