@@ -203,8 +203,13 @@ const reattachFor = 30 * time.Second
 // copyOutput writes both streams, byte for byte, until the command has ended.
 // A broken connection is taken up again where it broke.
 func (x *execution) copyOutput(ctx context.Context, id dsec.CommandID) (dsec.CommandStatus, error) {
-	var offset int64
+	var offset, lost int64
 	var broken time.Time
+	defer func() {
+		if lost > 0 {
+			fmt.Fprintf(x.a.Stderr, "dsec: %d bytes of output were not kept\n", lost)
+		}
+	}()
 	for {
 		var end *dsec.CommandStatus
 		var failure error
@@ -214,9 +219,7 @@ func (x *execution) copyOutput(ctx context.Context, id dsec.CommandID) (dsec.Com
 				break
 			}
 			broken = time.Time{}
-			if out.Gap > 0 {
-				fmt.Fprintf(x.a.Stderr, "dsec: %d bytes of output were not kept\n", out.Gap)
-			}
+			lost += out.Gap
 			if len(out.Data) > 0 {
 				w := x.a.Stdout
 				if out.Stream == dsec.Stderr {
