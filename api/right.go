@@ -15,6 +15,7 @@ var rights = map[string][]dsec.Right{
 	dsecv1.FilesName:     {dsec.RightSandboxes},
 	dsecv1.PortsName:     {dsec.RightSandboxes},
 	dsecv1.ImagesName:    {dsec.RightImages},
+	dsecv1.JobsName:      {dsec.RightSandboxes},
 	dsecv1.TokensName:    {dsec.RightAdmin},
 	dsecv1.ProjectsName:  {dsec.RightAdmin},
 	dsecv1.NodesName:     {dsec.RightAdmin},

@@ -23,10 +23,12 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"time"
 
 	"connectrpc.com/connect/v2"
@@ -105,6 +107,7 @@ func Open(c Config) (dsec.Services, error) {
 		Files:     &files{core, dsecv1.NewFilesClient(rc)},
 		Ports:     &ports{core, dsecv1.NewPortsClient(rc)},
 		Images:    &images{core, dsecv1.NewImagesClient(rc)},
+		Jobs:      &jobs{core, dsecv1.NewJobsClient(rc)},
 		Tokens:    &tokens{core, dsecv1.NewTokensClient(rc)},
 		Projects:  &projects{core, dsecv1.NewProjectsClient(rc)},
 		Nodes:     &nodes{core, dsecv1.NewNodesClient(rc)},
@@ -123,13 +126,14 @@ type to struct {
 	op      string
 	sandbox dsec.SandboxID
 	step    dsec.Step
+	epoch   uint64
 	key     string
 	again   bool // repeating it has no further effect
 }
 
 // on names a call in a sandbox. It can be repeated if it has a step.
 func on(op string, c dsec.Call) to {
-	return to{op: op, sandbox: c.Sandbox, step: c.Step, again: !c.Step.IsZero()}
+	return to{op: op, sandbox: c.Sandbox, step: c.Step, epoch: c.Epoch, again: !c.Step.IsZero()}
 }
 
 // repeatable says that repeating the call has no further effect.
@@ -151,6 +155,9 @@ func (c *core) headers(ctx context.Context, t to) context.Context {
 	}
 	if !t.step.IsZero() {
 		h.Set(rpc.HeaderStep, rpc.StepText(t.step))
+	}
+	if epoch := cmp.Or(t.epoch, dsec.EpochFrom(ctx)); epoch != 0 {
+		h.Set(rpc.HeaderEpoch, strconv.FormatUint(epoch, 10))
 	}
 	if t.key != "" {
 		h.Set(rpc.HeaderKey, rpc.KeyText(t.key))

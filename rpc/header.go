@@ -11,10 +11,11 @@ import (
 // The headers of DSec. Those of a request route it and make it repeatable, so
 // that a front door relays bodies without decoding them.
 const (
-	HeaderSandbox = "Dsec-Sandbox" // the sandbox that the call is for
-	HeaderStep    = "Dsec-Step"    // "SESSION:NUMBER", see StepText
-	HeaderKey     = "Dsec-Key"     // the key of a create, see KeyText
-	HeaderRequest = "Dsec-Request" // id of the request, in both directions
+	HeaderSandbox = "Dsec-Sandbox"   // the sandbox that the call is for
+	HeaderStep    = "Dsec-Step"      // "SESSION:NUMBER", see StepText
+	HeaderKey     = "Dsec-Key"       // the key of a create, see KeyText
+	HeaderEpoch   = "Dsec-Job-Epoch" // of the owner of the sandbox's job, a number
+	HeaderRequest = "Dsec-Request"   // id of the request, in both directions
 	HeaderAuth    = "Authorization"
 )
 
@@ -45,6 +46,18 @@ func ParseStep(text string) (dsec.Step, error) {
 		return dsec.Step{}, err
 	}
 	return dsec.Step{Session: session, Number: n}, nil
+}
+
+// ParseEpoch gives the epoch of a header, 0 for none. A malformed one is Invalid.
+func ParseEpoch(text string) (uint64, error) {
+	if text == "" {
+		return 0, nil
+	}
+	n, err := strconv.ParseUint(text, 10, 64)
+	if err != nil || n == 0 {
+		return 0, dsec.Errorf(dsec.Invalid, "epoch %q is not a number from 1 on", clip(text))
+	}
+	return n, nil
 }
 
 const hexDigits = "0123456789ABCDEF"

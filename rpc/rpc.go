@@ -18,7 +18,7 @@ import (
 
 // Limits of messages.
 const (
-	MaxRequest = 24 << 20 // largest request of Create, Start and Run: arguments, variables, stdin
+	MaxRequest = 24 << 20 // largest request of Create, CreateMany, Start and Run: arguments, variables, stdin
 	MaxStdin   = 4 << 20  // largest stdin of Run; more goes through Start and Write
 	maxMessage = 1 << 20  // largest request message of every other call
 )
@@ -52,6 +52,7 @@ func Handler(s dsec.Services, o Options) http.Handler {
 	register[dsecv1.FilesHandler](server, s.Files != nil, dsecv1.RegisterFilesHandler, files{h}, dsecv1.UnimplementedFilesHandler{})
 	register[dsecv1.PortsHandler](server, s.Ports != nil, dsecv1.RegisterPortsHandler, ports{h}, dsecv1.UnimplementedPortsHandler{})
 	register[dsecv1.ImagesHandler](server, s.Images != nil, dsecv1.RegisterImagesHandler, images{h}, dsecv1.UnimplementedImagesHandler{})
+	register[dsecv1.JobsHandler](server, s.Jobs != nil, dsecv1.RegisterJobsHandler, jobs{h}, dsecv1.UnimplementedJobsHandler{})
 	register[dsecv1.TokensHandler](server, s.Tokens != nil, dsecv1.RegisterTokensHandler, tokens{h}, dsecv1.UnimplementedTokensHandler{})
 	register[dsecv1.ProjectsHandler](server, s.Projects != nil, dsecv1.RegisterProjectsHandler, projects{h}, dsecv1.UnimplementedProjectsHandler{})
 	register[dsecv1.NodesHandler](server, s.Nodes != nil, dsecv1.RegisterNodesHandler, nodes{h}, dsecv1.UnimplementedNodesHandler{})
@@ -61,7 +62,7 @@ func Handler(s dsec.Services, o Options) http.Handler {
 		connecthttp.WithReadMaxBytes(maxMessage),
 		connecthttp.WithConditionalOptions(func(spec connect.Spec) []connecthttp.Option {
 			switch spec.Procedure {
-			case dsecv1.SandboxesCreateProcedure, dsecv1.CommandsStartProcedure, dsecv1.CommandsRunProcedure:
+			case dsecv1.SandboxesCreateProcedure, dsecv1.CommandsStartProcedure, dsecv1.CommandsRunProcedure, dsecv1.JobsCreateManyProcedure:
 				return []connecthttp.Option{connecthttp.WithReadMaxBytes(MaxRequest)}
 			}
 			return nil
@@ -122,7 +123,9 @@ func (h *handler) intercept(next connect.ServerFunc) connect.ServerFunc {
 				h.log.ErrorContext(ctx, "panic", logOp, spec.Procedure, logRequest, request, logErr, fmt.Sprintf("%v\n%s", r, debug.Stack()))
 			}
 		}()
-		err = next(ctx, spec, stream)
+		if ctx, err = withEpoch(ctx); err == nil {
+			err = next(ctx, spec, stream)
+		}
 		if err == nil {
 			return nil
 		}
@@ -164,5 +167,18 @@ func (h *handler) on(ctx context.Context) (dsec.Call, error) {
 		return dsec.Call{}, err
 	}
 	step, err := ParseStep(ctx.Value(callKey{}).(*call).header.Get(HeaderStep))
-	return dsec.Call{Sandbox: id, Step: step}, err
+	return dsec.Call{Sandbox: id, Step: step, Epoch: dsec.EpochFrom(ctx)}, err
+}
+
+// withEpoch gives a context that carries the epoch of the request, if it has one.
+func withEpoch(ctx context.Context) (context.Context, error) {
+	c, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		return ctx, nil
+	}
+	epoch, err := ParseEpoch(c.header.Get(HeaderEpoch))
+	if err != nil || epoch == 0 {
+		return ctx, err
+	}
+	return dsec.WithEpoch(ctx, epoch), nil
 }
