@@ -1,0 +1,37 @@
+"""libdsec: sandboxes for agents and their trainers.
+
+    async with libdsec.connect() as client:
+        async with await client.create(Spec(image="debian")) as sandbox:
+            result = await sandbox.exec("make test", timeout=600)
+            print(result.code, result.out)
+
+Async first; ``libdsec.sync`` has the same names for programs without an event loop. Every error is a ``DSecError`` of a
+class that says its kind. Durations are seconds, sizes bytes, unless their name says otherwise.
+
+What it does not do: it keeps nothing between runs and decides nothing that the server decides.
+
+A call is repeated when there was no answer, where that cannot do a thing twice: reads always; what changes something when
+it has a key or a step, which this package gives by itself.
+"""
+
+from .client import DSecClient, connect
+from .errors import (
+    Canceled, CommandFailed, Conflict, Denied, Diverged, DSecError, Exhausted, Exists, Internal, Invalid, Lost, NotFound,
+    Timeout, Unauthenticated, Unavailable, Unsupported,
+)
+from .files import Files
+from .images import Images
+from .ports import Forward, Ports
+from .process import Output, Process
+from .published import DSecContainer, DSecContainerRunArgs
+from .records import Chunk, Event, FileInfo, Image, Progress, Result, SandboxInfo, Spec, Status, Step, Usage
+from .sandbox import Sandbox, Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Canceled", "Chunk", "CommandFailed", "Conflict", "DSecClient", "DSecContainer", "DSecContainerRunArgs", "DSecError", "Denied",
+    "Diverged", "Event", "Exhausted", "Exists", "FileInfo", "Files", "Forward", "Image", "Images", "Internal", "Invalid", "Lost",
+    "NotFound", "Output", "Ports", "Process", "Progress", "Result", "Sandbox", "SandboxInfo", "Session", "Spec", "Status", "Step",
+    "Timeout", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "connect",
+]
