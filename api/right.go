@@ -10,15 +10,16 @@ import (
 
 // rights is what a service asks for by default.
 var rights = map[string][]dsec.Right{
-	dsecv1.SandboxesName: {dsec.RightSandboxes},
-	dsecv1.CommandsName:  {dsec.RightSandboxes},
-	dsecv1.FilesName:     {dsec.RightSandboxes},
-	dsecv1.PortsName:     {dsec.RightSandboxes},
-	dsecv1.ImagesName:    {dsec.RightImages},
-	dsecv1.JobsName:      {dsec.RightSandboxes},
-	dsecv1.TokensName:    {dsec.RightAdmin},
-	dsecv1.ProjectsName:  {dsec.RightAdmin},
-	dsecv1.NodesName:     {dsec.RightAdmin},
+	dsecv1.SandboxesName:    {dsec.RightSandboxes},
+	dsecv1.CommandsName:     {dsec.RightSandboxes},
+	dsecv1.FilesName:        {dsec.RightSandboxes},
+	dsecv1.PortsName:        {dsec.RightSandboxes},
+	dsecv1.ImagesName:       {dsec.RightImages},
+	dsecv1.JobsName:         {dsec.RightSandboxes},
+	dsecv1.TokensName:       {dsec.RightAdmin},
+	dsecv1.TrajectoriesName: {dsec.RightSandboxes},
+	dsecv1.ProjectsName:     {dsec.RightAdmin},
+	dsecv1.NodesName:        {dsec.RightAdmin},
 }
 
 // special are the calls that ask for something else. One of the rights is
@@ -62,7 +63,7 @@ func service(path string) string {
 // forSandbox reports whether a call is for one sandbox, and so for its node.
 func forSandbox(path string) bool {
 	switch service(path) {
-	case dsecv1.CommandsName, dsecv1.FilesName, dsecv1.PortsName:
+	case dsecv1.CommandsName, dsecv1.FilesName, dsecv1.PortsName, dsecv1.TrajectoriesName:
 		return true
 	case dsecv1.SandboxesName:
 		return path != dsecv1.SandboxesCreateProcedure && path != dsecv1.SandboxesListProcedure

@@ -102,15 +102,16 @@ func Open(c Config) (dsec.Services, error) {
 	rc := connect.NewClient(transport)
 	core := &core{token: c.Token, agent: c.Agent, retry: c.Retry}
 	return dsec.Services{
-		Sandboxes: &sandboxes{core, dsecv1.NewSandboxesClient(rc)},
-		Commands:  &commands{core, dsecv1.NewCommandsClient(rc)},
-		Files:     &files{core, dsecv1.NewFilesClient(rc)},
-		Ports:     &ports{core, dsecv1.NewPortsClient(rc)},
-		Images:    &images{core, dsecv1.NewImagesClient(rc)},
-		Jobs:      &jobs{core, dsecv1.NewJobsClient(rc)},
-		Tokens:    &tokens{core, dsecv1.NewTokensClient(rc)},
-		Projects:  &projects{core, dsecv1.NewProjectsClient(rc)},
-		Nodes:     &nodes{core, dsecv1.NewNodesClient(rc)},
+		Sandboxes:    &sandboxes{core, dsecv1.NewSandboxesClient(rc)},
+		Commands:     &commands{core, dsecv1.NewCommandsClient(rc)},
+		Files:        &files{core, dsecv1.NewFilesClient(rc)},
+		Ports:        &ports{core, dsecv1.NewPortsClient(rc)},
+		Images:       &images{core, dsecv1.NewImagesClient(rc)},
+		Jobs:         &jobs{core, dsecv1.NewJobsClient(rc)},
+		Trajectories: &trajectories{core, dsecv1.NewTrajectoriesClient(rc)},
+		Tokens:       &tokens{core, dsecv1.NewTokensClient(rc)},
+		Projects:     &projects{core, dsecv1.NewProjectsClient(rc)},
+		Nodes:        &nodes{core, dsecv1.NewNodesClient(rc)},
 	}, nil
 }
 

@@ -29,15 +29,26 @@ func (o *owners) check(ctx context.Context, s dsec.Sandboxes, id dsec.SandboxID)
 	if s == nil {
 		return dsec.Errorf(dsec.Denied, "this server cannot tell whose sandbox it is")
 	}
+	return o.checkBy(ctx, id, func() (dsec.ProjectID, error) {
+		b, err := s.Get(ctx, id)
+		return b.Spec.Project, err
+	})
+}
+
+// checkBy is check where another than dsec.Sandboxes knows the project.
+func (o *owners) checkBy(ctx context.Context, id dsec.SandboxID, find func() (dsec.ProjectID, error)) error {
+	caller, ok := dsec.CallerFrom(ctx)
+	if !ok || caller.Admin {
+		return nil
+	}
 	o.mu.RLock()
 	project, ok := o.project[id]
 	o.mu.RUnlock()
 	if !ok {
-		b, err := s.Get(ctx, id)
-		if err != nil {
+		var err error
+		if project, err = find(); err != nil {
 			return err
 		}
-		project = b.Spec.Project
 		o.mu.Lock()
 		if o.project == nil || len(o.project) >= maxOwners {
 			o.project = map[dsec.SandboxID]dsec.ProjectID{}

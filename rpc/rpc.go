@@ -53,6 +53,7 @@ func Handler(s dsec.Services, o Options) http.Handler {
 	register[dsecv1.PortsHandler](server, s.Ports != nil, dsecv1.RegisterPortsHandler, ports{h}, dsecv1.UnimplementedPortsHandler{})
 	register[dsecv1.ImagesHandler](server, s.Images != nil, dsecv1.RegisterImagesHandler, images{h}, dsecv1.UnimplementedImagesHandler{})
 	register[dsecv1.JobsHandler](server, s.Jobs != nil, dsecv1.RegisterJobsHandler, jobs{h}, dsecv1.UnimplementedJobsHandler{})
+	register[dsecv1.TrajectoriesHandler](server, s.Trajectories != nil, dsecv1.RegisterTrajectoriesHandler, trajectories{h}, dsecv1.UnimplementedTrajectoriesHandler{})
 	register[dsecv1.TokensHandler](server, s.Tokens != nil, dsecv1.RegisterTokensHandler, tokens{h}, dsecv1.UnimplementedTokensHandler{})
 	register[dsecv1.ProjectsHandler](server, s.Projects != nil, dsecv1.RegisterProjectsHandler, projects{h}, dsecv1.UnimplementedProjectsHandler{})
 	register[dsecv1.NodesHandler](server, s.Nodes != nil, dsecv1.RegisterNodesHandler, nodes{h}, dsecv1.UnimplementedNodesHandler{})
@@ -146,6 +147,18 @@ func (h *handler) intercept(next connect.ServerFunc) connect.ServerFunc {
 
 // sandbox gives the sandbox that the request is for, once the caller may use it.
 func (h *handler) sandbox(ctx context.Context) (dsec.SandboxID, error) {
+	id, err := named(ctx)
+	if err != nil {
+		return "", err
+	}
+	if err := h.owners.check(ctx, h.services.Sandboxes, id); err != nil {
+		return "", err
+	}
+	return id, nil
+}
+
+// named gives the sandbox that the request names.
+func named(ctx context.Context) (dsec.SandboxID, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
 		return "", errors.New("call outside of a request")
@@ -153,9 +166,6 @@ func (h *handler) sandbox(ctx context.Context) (dsec.SandboxID, error) {
 	id := dsec.SandboxID(c.header.Get(HeaderSandbox))
 	if id == "" {
 		return "", dsec.Errorf(dsec.Invalid, "no sandbox is named: header %s is missing", HeaderSandbox)
-	}
-	if err := h.owners.check(ctx, h.services.Sandboxes, id); err != nil {
-		return "", err
 	}
 	return id, nil
 }

@@ -41,6 +41,8 @@ type Fake struct {
 	projects []dsec.Project
 	commands int
 	calls    map[string]int
+
+	trajectories map[dsec.SandboxID]Trajectory
 }
 
 // box is one sandbox of the fake.
@@ -76,7 +78,7 @@ func New() *Fake {
 func (f *Fake) Services() dsec.Services {
 	return dsec.Services{
 		Sandboxes: sandboxes{f}, Commands: commands{f}, Files: files{f}, Ports: ports{f}, Images: images{f},
-		Tokens: tokens{f}, Projects: projects{f}, Nodes: nodes{f},
+		Tokens: tokens{f}, Projects: projects{f}, Nodes: nodes{f}, Trajectories: trajectories{f},
 	}
 }
 
