@@ -20,18 +20,21 @@ from .errors import (
     Timeout, Unauthenticated, Unavailable, Unsupported,
 )
 from .files import Files
+from .fn import Functions
 from .images import Images
+from .jobs import Item, Job, JobEvent, JobInfo, JobResult, Jobs
 from .ports import Forward, Ports
 from .process import Output, Process
 from .published import DSecContainer, DSecContainerRunArgs
-from .records import Chunk, Event, FileInfo, Image, Progress, Result, SandboxInfo, Spec, Status, Step, Usage
+from .records import Chunk, Delegation, Event, FileInfo, Image, Progress, Result, SandboxInfo, Spec, Status, Step, Usage
 from .sandbox import Sandbox, Session
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Canceled", "Chunk", "CommandFailed", "Conflict", "DSecClient", "DSecContainer", "DSecContainerRunArgs", "DSecError", "Denied",
-    "Diverged", "Event", "Exhausted", "Exists", "FileInfo", "Files", "Forward", "Image", "Images", "Internal", "Invalid", "Lost",
+    "Canceled", "Chunk", "CommandFailed", "Conflict", "DSecClient", "DSecContainer", "DSecContainerRunArgs", "DSecError", "Delegation", "Denied",
+    "Diverged", "Event", "Exhausted", "Exists", "FileInfo", "Files", "Forward", "Functions", "Image", "Images", "Internal", "Invalid",
+    "Item", "Job", "JobEvent", "JobInfo", "JobResult", "Jobs", "Lost",
     "NotFound", "Output", "Ports", "Process", "Progress", "Result", "Sandbox", "SandboxInfo", "Session", "Spec", "Status", "Step",
     "Timeout", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "connect",
 ]

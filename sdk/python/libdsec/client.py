@@ -11,7 +11,9 @@ from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
 from ._rpc import Channel
 from .errors import Invalid
+from .fn import Functions
 from .images import Images
+from .jobs import Jobs
 from .published import DSecContainer, DSecContainerRunArgs, Opening
 from .records import Seconds, SandboxInfo, Spec, drop, seconds
 from .sandbox import Sandbox
@@ -70,6 +72,8 @@ class DSecClient:
         self._channel = Channel(url, token, retry=retry, retry_on=retry_on, timeout=timeout, connections=connections, ssl=ssl)
         self.url = url
         self.images = Images(self._channel)
+        self.jobs = Jobs(self._channel)
+        self.fn = Functions(self)
 
     async def create(self, spec: Spec, *, key: Optional[str] = None, timeout: Seconds = CREATE) -> Sandbox:
         """Make a sandbox; return it when it runs.

@@ -24,6 +24,33 @@ KINDS = ("container", "microvm", "fullvm", "fncall")
 
 
 @dataclass
+class Delegation:
+    """What a sandbox may do to others.
+
+    rights: of ``sandboxes``, ``images``, ``delegate``; default the first alone.
+    sandboxes, cpu (cores), memory (bytes) and ttl (seconds) bound what it makes, all at once; 0 does not bound.
+    port: on its loopback, default 7070.
+    """
+
+    rights: Sequence[str] = ()
+    sandboxes: int = 0
+    cpu: float = 0
+    memory: Size = 0
+    ttl: Seconds = 0
+    port: int = 0
+
+    def to_wire(self) -> Dict[str, Any]:
+        quota = drop({"sandboxes": self.sandboxes, "cpu": self.cpu, "memory": size(self.memory), "ttl": span(self.ttl)})
+        return drop({"rights": list(self.rights), "quota": quota, "port": self.port})
+
+    @classmethod
+    def from_wire(cls, w: Mapping[str, Any]) -> Delegation:
+        q = w.get("quota") or {}
+        return cls(tuple(w.get("rights") or ()), int(q.get("sandboxes", 0)), float(q.get("cpu", 0)), int(q.get("memory", 0)),
+                   unspan(q.get("ttl")), int(w.get("port", 0)))
+
+
+@dataclass
 class Spec:
     """What sandbox is wanted. Only ``image`` is required; what is empty has the server's default.
 
@@ -45,6 +72,7 @@ class Spec:
     project: the tenant; default the token's.
     network: what it may reach; default ``none``, which is loopback only.
     hostname: default the start of its ID.
+    api: give what runs in it a token of its own and the API on its loopback, to drive other sandboxes; default none.
     """
 
     image: str = ""
@@ -65,6 +93,7 @@ class Spec:
     project: str = ""
     network: str = ""
     hostname: str = ""
+    api: Optional[Delegation] = None
 
     def to_wire(self) -> Dict[str, Any]:
         """Give it as the server reads it."""
@@ -75,6 +104,8 @@ class Spec:
             "ttl": span(self.ttl), "idle": span(self.idle), "user": self.user, "labels": dict(self.labels), "job": self.job,
             "project": self.project, "network": self.network, "hostname": self.hostname,
         })
+        if self.api is not None:
+            w["api"] = self.api.to_wire()
         put_name(w, "cwd", self.cwd)
         put_env(w, self.env)
         return w
@@ -87,7 +118,8 @@ class Spec:
             kind=w.get("kind", ""), cpu=float(r.get("cpu", 0)), memory=int(r.get("memory", 0)), disk=int(r.get("disk", 0)),
             pids=int(r.get("pids", 0)), ttl=unspan(w.get("ttl")), idle=unspan(w.get("idle")), user=w.get("user", ""),
             cwd=get_name(w, "cwd"), env=get_env(w), labels=dict(w.get("labels") or {}), job=w.get("job", ""),
-            project=w.get("project", ""), network=w.get("network", ""), hostname=w.get("hostname", ""))
+            project=w.get("project", ""), network=w.get("network", ""), hostname=w.get("hostname", ""),
+            api=Delegation.from_wire(w["api"]) if w.get("api") is not None else None)
 
 
 @dataclass(frozen=True)
