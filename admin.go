@@ -12,6 +12,7 @@ type Right string
 const (
 	RightSandboxes Right = "sandboxes" // create, use and stop sandboxes of its project
 	RightImages    Right = "images"    // import, commit and remove images
+	RightDelegate  Right = "delegate"  // make projects below its own, and tokens of those that may no more than itself
 	RightAdmin     Right = "admin"     // everything, tokens and nodes included
 )
 
@@ -24,9 +25,11 @@ type Token struct {
 	Expires time.Time // zero means never
 }
 
-// Tokens manages who may call.
+// Tokens manages who may call. A caller without RightAdmin manages those of
+// projects below its own, whose names begin with their project: "a/b/NAME".
 type Tokens interface {
-	// Issue makes a token and returns its secret, the only time it is seen.
+	// Issue makes a token and returns its secret, the only time it is seen. One
+	// that may more than the caller, or longer, is Denied.
 	Issue(ctx context.Context, t Token) (secret string, err error)
 	// List returns all tokens, by name.
 	List(ctx context.Context) ([]Token, error)
@@ -35,21 +38,6 @@ type Tokens interface {
 	// with RightAdmin that no other with that right would outlast: nobody locks
 	// himself out.
 	Revoke(ctx context.Context, name string) error
-}
-
-// Project is a tenant. What one has, no other sees: sandboxes, and images that
-// its own tokens made.
-type Project struct {
-	Name    ProjectID
-	Created time.Time // zero for one that came with the cluster
-}
-
-// Projects manages the tenants.
-type Projects interface {
-	// Create makes a project. It is Exists for a name that is taken.
-	Create(ctx context.Context, name ProjectID) (Project, error)
-	// List returns all projects, by name.
-	List(ctx context.Context) ([]Project, error)
 }
 
 // Node is one machine of the cluster as seen now.

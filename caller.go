@@ -1,6 +1,10 @@
 package dsec
 
-import "context"
+import (
+	"context"
+	"slices"
+	"time"
+)
 
 // Caller says on whose behalf a call is made. The api puts it in the context
 // once the token is checked; what runs below may compare and record it. A
@@ -9,6 +13,19 @@ type Caller struct {
 	Project ProjectID
 	Token   string // name, never the secret
 	Admin   bool   // sees all projects
+
+	Rights  []Right   // of the token
+	Expires time.Time // of the token; zero means never
+	Sandbox SandboxID // the call came from inside it; else empty
+}
+
+// Sees reports whether the sandboxes of a project are the caller's: those of
+// its own and of all below it.
+func (c Caller) Sees(p ProjectID) bool { return c.Admin || p.Within(c.Project) }
+
+// May reports whether the caller has a right.
+func (c Caller) May(r Right) bool {
+	return c.Admin || slices.Contains(c.Rights, r)
 }
 
 type callerKey struct{}

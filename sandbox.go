@@ -39,6 +39,7 @@ const (
 	CauseAdmission Cause = "admission"  // it was never started
 	CauseEvicted   Cause = "evicted"    // the node needed its room
 	CauseNodeDown  Cause = "node-down"  // the node was taken down on purpose
+	CauseOwner     Cause = "owner"      // the sandbox that had made it through its API ended
 )
 
 // Sandbox is the record of one sandbox, as its node knows it.

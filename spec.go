@@ -46,6 +46,7 @@ type Spec struct {
 	Job         JobID             // the job it belongs to; default none
 	Project     ProjectID         // the tenant; default: the token's project
 	Network     Network           // default NetworkNone
+	API         *Delegation       // lets what runs in it drive other sandboxes; default none
 }
 
 // Network names what a sandbox may reach.
@@ -102,6 +103,10 @@ func (s Spec) WithDefaults() Spec {
 	def(&s.Resources.Pids, DefaultPids)
 	def(&s.TTL, DefaultTTL)
 	def(&s.Network, NetworkNone)
+	if s.API != nil {
+		api := s.API.withDefaults()
+		s.API = &api
+	}
 	return s
 }
 
@@ -142,6 +147,11 @@ func (s Spec) Check() error {
 	}
 	if err := CheckEnv(s.Env); err != nil {
 		return err
+	}
+	if s.API != nil {
+		if err := s.API.check(); err != nil {
+			return err
+		}
 	}
 	return checkLabels(s.Labels)
 }

@@ -174,7 +174,10 @@ func (h *Handler) admit(r *http.Request, secret string, a *Access) (http.Handler
 	if err := allowed(token, r.URL.Path); err != nil && known {
 		return nil, r, err
 	}
-	ctx := dsec.WithCaller(r.Context(), dsec.Caller{Project: token.Project, Token: token.Name, Admin: has(token, dsec.RightAdmin)})
+	from, _ := Inside(r.Context())
+	ctx := dsec.WithCaller(r.Context(), dsec.Caller{
+		Project: token.Project, Token: token.Name, Admin: has(token, dsec.RightAdmin), Rights: token.Rights, Expires: token.Expires, Sandbox: from,
+	})
 	r2 := r.WithContext(ctx)
 	r2.Header = r.Header.Clone()
 	for _, name := range []string{rpc.HeaderAuth, headerPeer, headerProject, headerToken, headerAdmin} {

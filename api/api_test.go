@@ -273,7 +273,7 @@ func TestProjectsAreApart(t *testing.T) {
 			if _, err := admin.Sandboxes.Create(ctx, s, dsec.CreateOptions{}); dsec.KindOf(err) != dsec.NotFound {
 				t.Errorf("Create in a project that does not exist: %v, want NotFound", err)
 			}
-			if _, err := admin.Projects.Create(ctx, "pa"); err != nil {
+			if _, err := admin.Projects.Create(ctx, dsec.Project{Name: "pa"}); err != nil {
 				t.Error(err)
 			}
 			if x, err := admin.Sandboxes.Create(ctx, s, dsec.CreateOptions{}); err != nil || x.Spec.Project != "pa" {
@@ -323,7 +323,7 @@ func TestRights(t *testing.T) {
 		"issue":   func(s dsec.Services) error { _, err := s.Tokens.Issue(ctx, dsec.Token{Name: "n"}); return err },
 		"nodes":   func(s dsec.Services) error { _, err := s.Nodes.Nodes(ctx); return err },
 		"tenants": func(s dsec.Services) error { _, err := s.Projects.List(ctx); return err },
-		"found":   func(s dsec.Services) error { _, err := s.Projects.Create(ctx, "new"); return err },
+		"found":   func(s dsec.Services) error { _, err := s.Projects.Create(ctx, dsec.Project{Name: "new"}); return err },
 	}
 	may := map[string]string{
 		"a": "create run images", "img": "images upload collect", "both": "create run commit images upload collect", "none": "",

@@ -33,8 +33,9 @@ type projects struct {
 	rpc dsecv1.ProjectsClient
 }
 
-func (s *projects) Create(ctx context.Context, name dsec.ProjectID) (dsec.Project, error) {
-	a, err := unary(ctx, s.core, to{op: "client.Create"}, s.rpc.Create, &dsecv1.ProjectsCreateRequest{Name: string(name)})
+func (s *projects) Create(ctx context.Context, p dsec.Project) (dsec.Project, error) {
+	q := &dsecv1.ProjectsCreateRequest{Name: string(p.Name), Quota: rpc.QuotaToWire(p.Quota)}
+	a, err := unary(ctx, s.core, to{op: "client.Create"}, s.rpc.Create, q)
 	if err != nil {
 		return dsec.Project{}, err
 	}
@@ -44,6 +45,11 @@ func (s *projects) Create(ctx context.Context, name dsec.ProjectID) (dsec.Projec
 func (s *projects) List(ctx context.Context) ([]dsec.Project, error) {
 	a, err := unary(ctx, s.core, to{op: "client.List", again: true}, s.rpc.List, &dsecv1.ProjectsListRequest{})
 	return each(a.GetProjects(), rpc.ProjectFromWire), err
+}
+
+func (s *projects) Remove(ctx context.Context, name dsec.ProjectID) error {
+	_, err := unary(ctx, s.core, to{op: "client.Remove"}, s.rpc.Remove, &dsecv1.ProjectsRemoveRequest{Name: string(name)})
+	return err
 }
 
 type nodes struct {

@@ -458,11 +458,11 @@ func TestImagesTokensProjectsNodes(t *testing.T) {
 		if err := n.Tokens.Revoke(ctx, "t"); err != nil {
 			t.Error(err)
 		}
-		p, err := n.Projects.Create(ctx, "p1")
+		p, err := n.Projects.Create(ctx, dsec.Project{Name: "p1"})
 		if err != nil || p.Name != "p1" || p.Created.IsZero() {
 			t.Errorf("Create: %+v, %v", p, err)
 		}
-		if _, err := n.Projects.Create(ctx, "p1"); dsec.KindOf(err) != dsec.Exists {
+		if _, err := n.Projects.Create(ctx, dsec.Project{Name: "p1"}); dsec.KindOf(err) != dsec.Exists {
 			t.Errorf("Create again: %v, want Exists", err)
 		}
 		if l, err := n.Projects.List(ctx); err != nil || !reflect.DeepEqual(l, []dsec.Project{p}) {

@@ -16,11 +16,13 @@
 //	/dsec/live/NAME         address and instance; under the node's lease
 //	/dsec/tokens/HASH       what a token may do; HASH is the SHA-256 of its secret
 //	/dsec/tokennames/NAME   HASH, plain
-//	/dsec/projects/NAME     parent and quota
+//	/dsec/projects/NAME     quota; NAME says what it is below
 //	/dsec/images/NAME@VER   what an image name stands for, for everybody
-//	/dsec/projectimages/PROJECT/NAME@VER  and for one project
+//	/dsec/projectimages/PROJECT/NAME@VER  and for one project, whose slashes are colons here
 //
-// Errors are dsec.Error. Locks: mirror.mu alone, never held over a call. Whoever opens a
+// What projects use of their quotas is counted in memory alone, by Ledger.
+//
+// Errors are dsec.Error. Locks: Ledger.mu, then mirror.mu; none is held over a call. Whoever opens a
 // Cluster closes it; Close ends its goroutines and waits for them. Read mirror.go next.
 package cluster
 
@@ -69,6 +71,7 @@ type Cluster struct {
 	client   *clientv3.Client
 	embedded *Embedded // nil unless this Cluster owns the server
 	mirror   *mirror
+	ledger   *Ledger
 }
 
 // Open connects to an etcd cluster, and returns when all of its state is here.
@@ -92,6 +95,7 @@ func Open(ctx context.Context, o Options) (*Cluster, error) {
 		client.Close()
 		return nil, fail("cluster.Open", err)
 	}
+	c.ledger = newLedger(c.mirror)
 	return c, nil
 }
 
@@ -147,7 +151,7 @@ func (c *Cluster) init(ctx context.Context) error {
 	rand.Read(key[:]) //nolint:errcheck // never fails
 	_, err = c.client.Txn(ctx).
 		If(absent(keyID)).
-		Then(clientv3.OpPut(keyID, string(key[:])), clientv3.OpPut(keyProjects+string(DefaultProject), encode(Project{}))).
+		Then(clientv3.OpPut(keyID, string(key[:])), clientv3.OpPut(keyProjects+string(DefaultProject), encode(project{}))).
 		Commit()
 	return fail("cluster.Open", err)
 }

@@ -88,7 +88,7 @@ func TestEmbedded(t *testing.T) {
 		}
 		if i == 0 {
 			key = got
-			err = c.Projects().Create(t.Context(), cluster.Project{Name: "kept"})
+			_, err = c.Projects().Create(t.Context(), dsec.Project{Name: "kept"})
 		} else {
 			if got != key {
 				t.Error("the key changed")
@@ -303,61 +303,6 @@ func TestTokenRefused(t *testing.T) {
 	}
 }
 
-func TestProjects(t *testing.T) {
-	c := open(t)
-	ctx, p := t.Context(), c.Projects()
-	if pr, err := p.Get(cluster.DefaultProject); err != nil || pr.Name != cluster.DefaultProject {
-		t.Errorf("default project: %+v, %v", pr, err)
-	}
-	top := cluster.Project{Name: "top", Quota: cluster.Quota{Sandboxes: 10, Memory: 1 << 30}}
-	sub := cluster.Project{Name: "sub", Parent: "top", Quota: cluster.Quota{Sandboxes: 5, Memory: 1 << 20, MilliCPU: 7}}
-	wantKind(t, p.Create(ctx, sub), dsec.NotFound) // no parent yet
-	for _, pr := range []cluster.Project{top, sub} {
-		if err := p.Create(ctx, pr); err != nil {
-			t.Fatal(err)
-		}
-		got, err := p.Get(pr.Name)
-		if got.Created.IsZero() {
-			t.Errorf("%s was made at no time", pr.Name)
-		}
-		if got.Created = (time.Time{}); err != nil || got != pr {
-			t.Errorf("%+v, %v, want %+v", got, err, pr)
-		}
-	}
-	wantKind(t, p.Create(ctx, top), dsec.Exists)
-	for _, q := range []cluster.Quota{{Sandboxes: 11, Memory: 1}, {Sandboxes: 1}, {Sandboxes: -1}} {
-		wantKind(t, p.Create(ctx, cluster.Project{Name: "other", Parent: "top", Quota: q}), dsec.Invalid)
-		wantKind(t, p.SetQuota(ctx, "sub", q), dsec.Invalid)
-	}
-	wantKind(t, p.SetQuota(ctx, "top", cluster.Quota{Sandboxes: 4}), dsec.Invalid) // less than sub has
-	if err := p.SetQuota(ctx, "top", cluster.Quota{}); err != nil {
-		t.Error(err)
-	}
-	wantKind(t, p.Create(ctx, cluster.Project{Name: "A b"}), dsec.Invalid)
-	wantKind(t, p.Delete(ctx, cluster.DefaultProject), dsec.Invalid)
-	wantKind(t, p.Delete(ctx, "none"), dsec.NotFound)
-	wantKind(t, p.Delete(ctx, "top"), dsec.Conflict)
-	if _, err := c.Tokens().Issue(ctx, dsec.Token{Name: "of-sub", Project: "sub", Rights: []dsec.Right{dsec.RightImages}}); err != nil {
-		t.Fatal(err)
-	}
-	wantKind(t, p.Delete(ctx, "sub"), dsec.Conflict)
-	if err := c.Tokens().Revoke(ctx, "of-sub"); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []dsec.ProjectID{"sub", "top"} {
-		if err := p.Delete(ctx, name); err != nil {
-			t.Error(err)
-		}
-	}
-	_, err := p.Get("top")
-	wantKind(t, err, dsec.NotFound)
-	for _, pr := range p.List() {
-		if pr.Name == "top" || pr.Name == "sub" {
-			t.Errorf("%s is still listed", pr.Name)
-		}
-	}
-}
-
 func entry(name, version, digest string) cluster.Entry {
 	return cluster.Entry{Image: dsec.Image{Name: name, Version: version, Digest: digest, Role: dsec.Base, Size: 42}, Creator: "me"}
 }
@@ -453,7 +398,7 @@ func TestNamesOfProjects(t *testing.T) {
 		}
 	}
 	wantKind(t, put("pa", "shared/x", "2", "sha256:z"), dsec.Exists)
-	wantKind(t, put("pa/pb", "x", "2", "sha256:z"), dsec.Invalid)
+	wantKind(t, put("pa:pb", "x", "2", "sha256:z"), dsec.Invalid)
 	late := open(t)
 	for _, names := range []cluster.Names{n, late.Names()} {
 		for _, c := range []struct {

@@ -21,7 +21,7 @@ type state struct {
 	numbers  map[uint16]string
 	live     map[string]liveRecord
 	tokens   map[string]dsec.Token // by hash
-	projects map[dsec.ProjectID]Project
+	projects map[dsec.ProjectID]project
 	images   map[imageKey][]imageRecord // newest first
 }
 
@@ -105,7 +105,7 @@ func (m *mirror) load(ctx context.Context) error {
 	}
 	s := &state{
 		nodes: map[string]nodeRecord{}, numbers: map[uint16]string{}, live: map[string]liveRecord{},
-		tokens: map[string]dsec.Token{}, projects: map[dsec.ProjectID]Project{}, images: map[imageKey][]imageRecord{},
+		tokens: map[string]dsec.Token{}, projects: map[dsec.ProjectID]project{}, images: map[imageKey][]imageRecord{},
 	}
 	for _, kv := range got.Kvs {
 		s.put(string(kv.Key), kv.Value, kv.CreateRevision)
@@ -208,8 +208,8 @@ func cutImage(key string) (k imageKey, ref string, ok bool) {
 			return imageKey{}, "", false
 		}
 		var project string
-		project, ref, _ = strings.Cut(ref, "/") // no project has a slash in its name
-		k.project = dsec.ProjectID(project)
+		project, ref, _ = strings.Cut(ref, "/")
+		k.project = dsec.ProjectID(strings.ReplaceAll(project, ":", "/"))
 	}
 	k.name, _ = dsec.SplitImageName(ref)
 	return k, ref, true
@@ -220,8 +220,11 @@ func (k imageKey) key(version string) string {
 	if k.project == "" {
 		return keyImages + k.name + "@" + version
 	}
-	return keyOwn + string(k.project) + "/" + k.name + "@" + version
+	return keyOwn + escape(k.project) + "/" + k.name + "@" + version
 }
+
+// escape gives a project as one part of a key: no name of one has a colon.
+func escape(p dsec.ProjectID) string { return strings.ReplaceAll(string(p), "/", ":") }
 
 func decodeInto[K comparable, V any](m map[K]V, key K, value []byte) {
 	var v V

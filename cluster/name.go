@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"slices"
+	"strings"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
 
@@ -29,7 +30,8 @@ type Names struct {
 // Names returns all image names of the cluster.
 func (c *Cluster) Names() Names { return Names{c: c} }
 
-// Of returns the names that a project sees: its own, and everybody's. Of "" it is everybody's.
+// Of returns the names that a project sees: its own, those of projects above it, and
+// everybody's. Of "" it is everybody's.
 func (n Names) Of(project dsec.ProjectID) Names { return Names{n.c, project, true} }
 
 // Put names an image, for its Project. To put the same digest in the same role again is nothing
@@ -48,7 +50,7 @@ func (n Names) Put(ctx context.Context, e Entry) error {
 		return dsec.WithOp(op, "", err)
 	}
 	if e.Project != "" {
-		if err := checkName(op, "project", string(e.Project)); err != nil {
+		if err := checkOwner(op, e.Project); err != nil {
 			return err
 		}
 	}
@@ -90,7 +92,7 @@ func (n Names) newest(k imageKey) (e Entry, ok bool) {
 }
 
 // Resolve returns the image of "name", "name@latest" or "name@version", from the mirror. A
-// project's own comes before everybody's. The operator sees everybody's, and one that a single
+// project's own comes before that of one above, and everybody's last. The operator sees everybody's, and one that a single
 // project has; one of several is Conflict.
 func (n Names) Resolve(ref string) (Entry, error) {
 	const op = "cluster.Resolve"
@@ -119,7 +121,11 @@ func (n Names) Resolve(ref string) (Entry, error) {
 func (n Names) keys(s *state, name string) []imageKey {
 	switch {
 	case n.project != "":
-		return []imageKey{{n.project, name}, {"", name}}
+		var line []imageKey
+		for p := range n.project.Line() {
+			line = append(line, imageKey{p, name})
+		}
+		return append(line, imageKey{"", name})
 	case n.one:
 		return []imageKey{{"", name}}
 	}
@@ -143,7 +149,7 @@ func (n Names) List() []Entry {
 	n.c.mirror.read(func(s *state) {
 		keys := make([]imageKey, 0, len(s.images))
 		for k := range s.images {
-			if !n.one || k.project == "" || k.project == n.project {
+			if !n.one || k.project == "" || n.project.Within(k.project) {
 				keys = append(keys, k)
 			}
 		}
@@ -174,7 +180,7 @@ func (n Names) Delete(ctx context.Context, ref string) error {
 		return dsec.WithOp(op, "", err)
 	}
 	if n.project != "" && e.Project != n.project {
-		return failf(op, dsec.Denied, "image %s is everybody's, not that of project %s", e.Ref(), n.project)
+		return failf(op, dsec.Denied, "image %s is not that of project %s", e.Ref(), n.project)
 	}
 	k := imageKey{e.Project, e.Name}
 	if _, version := dsec.SplitImageName(ref); version == "" {
@@ -194,6 +200,41 @@ func (n Names) Delete(ctx context.Context, ref string) error {
 		return failf(op, dsec.NotFound, "no image is called %.200q", ref)
 	}
 	return fail(op, n.c.mirror.wait(ctx, resp.Header.Revision))
+}
+
+// Drop forgets all names of a project that is the SandboxProject of an ended sandbox.
+func (n Names) Drop(ctx context.Context, p dsec.ProjectID) error {
+	const op = "cluster.DropNames"
+	if _, ok := p.Owner(); !ok {
+		return failf(op, dsec.Invalid, "project %.80q is not that of a sandbox", string(p))
+	}
+	var some bool
+	n.c.mirror.read(func(s *state) {
+		for k := range s.images {
+			some = some || k.project == p
+		}
+	})
+	if !some { // as nearly always: nothing is asked of etcd for it
+		return nil
+	}
+	_, err := n.c.commit(ctx, op, nil, clientv3.OpDelete(keyOwn+escape(p)+"/", clientv3.WithPrefix()))
+	return err
+}
+
+// checkOwner tells whether an image can be of a project: one that somebody made, or a sandbox's.
+func checkOwner(op string, p dsec.ProjectID) error {
+	for part := range p.Line() {
+		if id, ok := part.Owner(); ok {
+			if id.Check() != nil {
+				return failf(op, dsec.Invalid, "project %.80q is of no sandbox", string(p))
+			}
+			continue
+		}
+		if err := checkName(op, "project", string(part[strings.LastIndexByte(string(part), '/')+1:])); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // read gets one entry from etcd.

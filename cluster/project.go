@@ -15,89 +15,98 @@ import (
 // DefaultProject is there from the first day and cannot be removed.
 const DefaultProject dsec.ProjectID = "default"
 
-// Quota bounds what a project and all below it use at once. Zero does not bound.
-type Quota struct {
-	Sandboxes int
-	MilliCPU  int64
-	Memory    int64 // bytes
+// project is what is written of a project: its key has its name.
+type project struct {
+	Quota   dsec.Quota `json:",omitzero"`
+	Created time.Time  `json:",omitzero"`
 }
 
-// Project is a tenant. Its quota lies within that of its parent.
-type Project struct {
-	Name    dsec.ProjectID
-	Parent  dsec.ProjectID // empty for one at the top
-	Quota   Quota
-	Created time.Time `json:",omitzero"`
-}
-
-// Projects keeps the projects. Sharing their quota out to the replicas of the api is not
-// here yet: this is the record of it.
+// Projects keeps the projects, and tells what they use as the Ledger of this process counts it.
 type Projects struct{ c *Cluster }
+
+var _ dsec.Projects = Projects{}
 
 // Projects returns the projects of the cluster.
 func (c *Cluster) Projects() Projects { return Projects{c} }
 
 // Get returns one project, from the mirror.
-func (p Projects) Get(name dsec.ProjectID) (Project, error) {
-	var out Project
+func (p Projects) Get(name dsec.ProjectID) (dsec.Project, error) {
+	var out project
 	var ok bool
 	p.c.mirror.read(func(s *state) { out, ok = s.projects[name] })
 	if !ok {
-		return Project{}, failf("cluster.Project", dsec.NotFound, "no project is called %.80q", string(name))
+		return dsec.Project{}, failf("cluster.Project", dsec.NotFound, "no project is called %.80q", string(name))
 	}
-	out.Name = name
-	return out, nil
+	return p.view(name, out), nil
 }
 
-// List returns all projects by name, from the mirror.
-func (p Projects) List() []Project {
-	var list []Project
+// List implements dsec.Projects, from the mirror.
+func (p Projects) List(context.Context) ([]dsec.Project, error) {
+	all := map[dsec.ProjectID]project{}
 	p.c.mirror.read(func(s *state) {
 		for name, pr := range s.projects {
-			pr.Name = name
-			list = append(list, pr)
+			all[name] = pr
 		}
 	})
-	slices.SortFunc(list, func(a, b Project) int { return strings.Compare(string(a.Name), string(b.Name)) })
-	return list
+	list := make([]dsec.Project, 0, len(all))
+	for name, pr := range all {
+		list = append(list, p.view(name, pr))
+	}
+	slices.SortFunc(list, func(a, b dsec.Project) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	return list, nil
 }
 
-// Create makes a project. Its parent must exist and be no closer. Created is set here.
-func (p Projects) Create(ctx context.Context, pr Project) error {
+func (p Projects) view(name dsec.ProjectID, pr project) dsec.Project {
+	return dsec.Project{Name: name, Quota: pr.Quota, Created: pr.Created, Used: p.c.ledger.Used(name)}
+}
+
+// Create implements dsec.Projects. Created is set here.
+func (p Projects) Create(ctx context.Context, pr dsec.Project) (dsec.Project, error) {
 	const op = "cluster.CreateProject"
-	if err := checkName(op, "project", string(pr.Name)); err != nil {
-		return err
+	if err := pr.Name.Check(); err != nil {
+		return dsec.Project{}, dsec.WithOp(op, "", err)
 	}
-	if err := pr.Quota.check(op); err != nil {
-		return err
+	if err := pr.Quota.Check(); err != nil {
+		return dsec.Project{}, dsec.WithOp(op, "", err)
 	}
-	pr.Created = time.Now().UTC()
 	key := keyProjects + string(pr.Name)
+	made := project{Quota: pr.Quota, Created: time.Now().UTC()}
 	conds := []clientv3.Cmp{absent(key)}
-	if pr.Parent != "" {
-		// Read from etcd with its revision, and so that the parent cannot change in between.
-		parent, revision, err := p.read(ctx, op, pr.Parent)
+	ops := []clientv3.Op{clientv3.OpPut(key, encode(made))}
+	if parent := pr.Name.Parent(); parent != "" {
+		// Read from etcd with its revision, which this moves, so that neither its quota
+		// changes in between nor somebody removes it who has not seen its child.
+		above, revision, err := p.read(ctx, op, parent)
 		if err != nil {
-			return err
+			return dsec.Project{}, err
 		}
-		if !pr.Quota.within(parent.Quota) {
-			return failf(op, dsec.Invalid, "the quota of %s is larger than that of its parent %s", pr.Name, pr.Parent)
+		if !fits(pr.Quota, above.Quota) {
+			return dsec.Project{}, failf(op, dsec.Invalid, "the quota of %s is larger than that of %s", pr.Name, parent)
 		}
-		conds = append(conds, unchanged(keyProjects+string(pr.Parent), revision))
+		conds = append(conds, unchanged(keyProjects+string(parent), revision))
+		ops = append(ops, clientv3.OpPut(keyProjects+string(parent), encode(above)))
 	}
-	ok, err := p.c.commit(ctx, op, conds, clientv3.OpPut(key, encode(pr)))
-	if err == nil && !ok {
-		err = failf(op, dsec.Exists, "a project is called %s already, or its parent has just changed", pr.Name)
+	if _, err := p.Get(pr.Name); err != nil { // what an interrupted removal left is nobody's
+		if err := p.purge(ctx, op, pr.Name); err != nil {
+			return dsec.Project{}, err
+		}
 	}
-	return err
+	ok, err := p.c.commit(ctx, op, conds, ops...)
+	if err != nil {
+		return dsec.Project{}, err
+	}
+	if !ok {
+		return dsec.Project{}, failf(op, dsec.Exists, "a project is called %s already, or the one above it has just changed", pr.Name)
+	}
+	return p.view(pr.Name, made), nil
 }
 
-// SetQuota changes the bounds of a project. They must lie within those of its parent and
-// leave room for each project below it.
-func (p Projects) SetQuota(ctx context.Context, name dsec.ProjectID, q Quota) error {
+// SetQuota changes the bounds of a project. They must lie within those of the one above, and
+// no project below may have a larger one.
+func (p Projects) SetQuota(ctx context.Context, name dsec.ProjectID, q dsec.Quota) error {
 	const op = "cluster.SetQuota"
-	if err := q.check(op); err != nil {
-		return err
+	if err := q.Check(); err != nil {
+		return dsec.WithOp(op, "", err)
 	}
 	if err := p.c.catchUp(ctx, op); err != nil {
 		return err
@@ -106,10 +115,16 @@ func (p Projects) SetQuota(ctx context.Context, name dsec.ProjectID, q Quota) er
 	if err != nil {
 		return err
 	}
-	for _, other := range p.List() {
-		if other.Name == pr.Parent && !q.within(other.Quota) || other.Parent == name && !other.Quota.within(q) {
-			return failf(op, dsec.Invalid, "the quota of %s does not go with that of %s", name, other.Name)
+	var wrong dsec.ProjectID
+	p.c.mirror.read(func(s *state) {
+		for other, o := range s.projects {
+			if other == name.Parent() && !fits(q, o.Quota) || other.Parent() == name && !fits(o.Quota, q) {
+				wrong = other
+			}
 		}
+	})
+	if wrong != "" {
+		return failf(op, dsec.Invalid, "the quota of %s does not go with that of %s", name, wrong)
 	}
 	pr.Quota = q
 	key := keyProjects + string(name)
@@ -120,9 +135,10 @@ func (p Projects) SetQuota(ctx context.Context, name dsec.ProjectID, q Quota) er
 	return err
 }
 
-// Delete removes a project that no token and no other project refers to.
-func (p Projects) Delete(ctx context.Context, name dsec.ProjectID) error {
-	const op = "cluster.DeleteProject"
+// Remove implements dsec.Projects. A token with the right of an operator is not ended with its
+// project: that is Conflict.
+func (p Projects) Remove(ctx context.Context, name dsec.ProjectID) error {
+	const op = "cluster.RemoveProject"
 	if name == DefaultProject {
 		return failf(op, dsec.Invalid, "project %s stays", name)
 	}
@@ -133,16 +149,21 @@ func (p Projects) Delete(ctx context.Context, name dsec.ProjectID) error {
 	if err != nil {
 		return err
 	}
+	open, err := p.c.ledger.close(name) // no create begins from here on
+	if err != nil {
+		return dsec.WithOp(op, "", err)
+	}
+	defer open()
 	var user string
 	p.c.mirror.read(func(s *state) {
-		for other, pr := range s.projects {
-			if pr.Parent == name {
+		for other := range s.projects {
+			if other.Parent() == name {
 				user = "project " + string(other)
 			}
 		}
 		for _, tok := range s.tokens {
-			if tok.Project == name {
-				user = "token " + tok.Name
+			if tok.Project == name && slices.Contains(tok.Rights, dsec.RightAdmin) {
+				user = "token " + tok.Name + ", an operator's"
 			}
 		}
 	})
@@ -154,40 +175,63 @@ func (p Projects) Delete(ctx context.Context, name dsec.ProjectID) error {
 	if err == nil && !ok {
 		err = failf(op, dsec.Conflict, "project %s has just changed", name)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	return p.purge(ctx, op, name)
 }
 
+// purge deletes the tokens and the image names of a project that is not there. Its tokens are
+// void already.
+func (p Projects) purge(ctx context.Context, op string, name dsec.ProjectID) error {
+	if err := p.c.catchUp(ctx, op); err != nil {
+		return err
+	}
+	var ops []clientv3.Op
+	p.c.mirror.read(func(s *state) {
+		for hash, tok := range s.tokens {
+			if tok.Project == name {
+				ops = append(ops, clientv3.OpDelete(keyNames+tok.Name), clientv3.OpDelete(keyTokens+hash))
+			}
+		}
+	})
+	ops = append(ops, clientv3.OpDelete(keyOwn+escape(name)+"/", clientv3.WithPrefix()))
+	for batch := range slices.Chunk(ops, maxOps) {
+		if _, err := p.c.commit(ctx, op, nil, batch...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// maxOps is how much one transaction of etcd may do by its defaults, rounded down to an even
+// number: a token has two keys.
+const maxOps = 100
+
 // read gets a project and its revision from etcd.
-func (p Projects) read(ctx context.Context, op string, name dsec.ProjectID) (Project, int64, error) {
-	if err := checkName(op, "project", string(name)); err != nil {
-		return Project{}, 0, err
+func (p Projects) read(ctx context.Context, op string, name dsec.ProjectID) (project, int64, error) {
+	if err := name.Check(); err != nil {
+		return project{}, 0, dsec.WithOp(op, "", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
 	defer cancel()
 	got, err := p.c.client.Get(ctx, keyProjects+string(name))
 	if err != nil {
-		return Project{}, 0, fail(op, err)
+		return project{}, 0, fail(op, err)
 	}
 	if len(got.Kvs) == 0 {
-		return Project{}, 0, failf(op, dsec.NotFound, "no project is called %s", name)
+		return project{}, 0, failf(op, dsec.NotFound, "no project is called %s", name)
 	}
-	var pr Project
+	var pr project
 	if err := json.Unmarshal(got.Kvs[0].Value, &pr); err != nil {
-		return Project{}, 0, failf(op, dsec.Internal, "decode project %s: %w", name, err)
+		return project{}, 0, failf(op, dsec.Internal, "decode project %s: %w", name, err)
 	}
-	pr.Name = name
 	return pr, got.Kvs[0].ModRevision, nil
 }
 
-func (q Quota) check(op string) error {
-	if q.Sandboxes < 0 || q.MilliCPU < 0 || q.Memory < 0 {
-		return failf(op, dsec.Invalid, "a quota cannot be negative")
-	}
-	return nil
-}
-
-// within tells whether q bounds at least as much as outer.
-func (q Quota) within(outer Quota) bool {
-	fits := func(in, out int64) bool { return out == 0 || in != 0 && in <= out }
-	return fits(int64(q.Sandboxes), int64(outer.Sandboxes)) && fits(q.MilliCPU, outer.MilliCPU) && fits(q.Memory, outer.Memory)
+// fits tells whether q is no larger than outer. What q leaves open outer bounds.
+func fits(q, outer dsec.Quota) bool {
+	ok := func(in, out int64) bool { return out == 0 || in <= out }
+	return ok(int64(q.Sandboxes), int64(outer.Sandboxes)) && (outer.CPU == 0 || q.CPU <= outer.CPU) &&
+		ok(q.Memory, outer.Memory) && ok(int64(q.TTL), int64(outer.TTL))
 }

@@ -17,6 +17,8 @@ import (
 // secretPrefix lets people and scanners recognise a token.
 const secretPrefix = "dsec_"
 
+var rights = []dsec.Right{dsec.RightSandboxes, dsec.RightImages, dsec.RightDelegate, dsec.RightAdmin}
+
 // Tokens issues, checks and revokes tokens. Only the SHA-256 of a secret is stored: the secret
 // is random enough that nothing slower is needed.
 type Tokens struct{ c *Cluster }
@@ -47,14 +49,17 @@ func (t Tokens) Renew(ctx context.Context, tok dsec.Token) (secret string, err e
 
 // issue writes a token if name holds of the key of its name, with more in the same change.
 func (t Tokens) issue(ctx context.Context, op string, tok dsec.Token, name clientv3.Cmp, more ...clientv3.Op) (secret string, err error) {
-	if err := checkName(op, "token", tok.Name); err != nil {
+	if err := checkToken(op, tok.Name); err != nil {
 		return "", err
+	}
+	if p := dsec.ProjectID(tok.Name).Parent(); p != "" && p != tok.Project {
+		return "", failf(op, dsec.Invalid, "token %s has the name of one of project %s", tok.Name, p)
 	}
 	if len(tok.Rights) == 0 {
 		return "", failf(op, dsec.Invalid, "token %s has no rights", tok.Name)
 	}
 	for _, r := range tok.Rights {
-		if r != dsec.RightSandboxes && r != dsec.RightImages && r != dsec.RightAdmin {
+		if !slices.Contains(rights, r) {
 			return "", failf(op, dsec.Invalid, "token %s: no right is called %.80q", tok.Name, string(r))
 		}
 	}
@@ -140,7 +145,7 @@ func (t Tokens) heir(hash string) (heir string, needed bool) {
 
 // named finds the hash of a token by its name, and the revision of the name.
 func (t Tokens) named(ctx context.Context, op, name string) (hash string, revision int64, err error) {
-	if err := checkName(op, "token", name); err != nil {
+	if err := checkToken(op, name); err != nil {
 		return "", 0, err
 	}
 	ctx, cancel := context.WithTimeout(ctx, callLimit)
@@ -162,7 +167,11 @@ func (t Tokens) Authenticate(secret string) (dsec.Token, error) {
 	h := hashSecret(secret)
 	var tok dsec.Token
 	var ok bool
-	t.c.mirror.read(func(s *state) { tok, ok = s.tokens[h] })
+	t.c.mirror.read(func(s *state) {
+		if tok, ok = s.tokens[h]; ok {
+			_, ok = s.projects[tok.Project] // a token ends with its project
+		}
+	})
 	// The message is the same for all secrets that are not known, and holds nothing of them.
 	if !ok {
 		return dsec.Token{}, failf(op, dsec.Unauthenticated, "the token is not known")
@@ -171,6 +180,18 @@ func (t Tokens) Authenticate(secret string) (dsec.Token, error) {
 		return dsec.Token{}, failf(op, dsec.Unauthenticated, "the token %s expired at %s", tok.Name, tok.Expires.Format(time.RFC3339))
 	}
 	return tok, nil
+}
+
+// checkToken tells whether a token may be called so: with a name of its own, or one that begins
+// with a project.
+func checkToken(op, name string) error {
+	project, last := dsec.ProjectID(name).Parent(), name[strings.LastIndexByte(name, '/')+1:]
+	if project != "" {
+		if err := project.Check(); err != nil {
+			return dsec.WithOp(op, "", err)
+		}
+	}
+	return checkName(op, "token", last)
 }
 
 func hashSecret(secret string) string {

@@ -27,12 +27,57 @@ func TokenFromWire(w *dsecv1.Token) dsec.Token {
 
 // ProjectToWire gives p for the wire.
 func ProjectToWire(p dsec.Project) *dsecv1.Project {
-	return &dsecv1.Project{Name: string(p.Name), Created: stamp(p.Created)}
+	w := &dsecv1.Project{Name: string(p.Name), Created: stamp(p.Created), Quota: QuotaToWire(p.Quota)}
+	if u := p.Used; u != (dsec.Share{}) {
+		w.Used = &dsecv1.Share{Sandboxes: count(u.Sandboxes), Cpu: u.CPU, Memory: u.Memory}
+	}
+	return w
 }
 
 // ProjectFromWire is the inverse of ProjectToWire.
 func ProjectFromWire(w *dsecv1.Project) dsec.Project {
-	return dsec.Project{Name: dsec.ProjectID(w.GetName()), Created: unstamp(w.GetCreated())}
+	u := w.GetUsed()
+	return dsec.Project{
+		Name: dsec.ProjectID(w.GetName()), Created: unstamp(w.GetCreated()), Quota: QuotaFromWire(w.GetQuota()),
+		Used: dsec.Share{Sandboxes: int(u.GetSandboxes()), CPU: u.GetCpu(), Memory: u.GetMemory()},
+	}
+}
+
+// QuotaToWire gives q for the wire.
+func QuotaToWire(q dsec.Quota) *dsecv1.Quota {
+	if q == (dsec.Quota{}) {
+		return nil
+	}
+	return &dsecv1.Quota{Sandboxes: count(q.Sandboxes), Cpu: q.CPU, Memory: q.Memory, Ttl: span(q.TTL)}
+}
+
+// QuotaFromWire is the inverse of QuotaToWire.
+func QuotaFromWire(w *dsecv1.Quota) dsec.Quota {
+	return dsec.Quota{Sandboxes: int(w.GetSandboxes()), CPU: w.GetCpu(), Memory: w.GetMemory(), TTL: unspan(w.GetTtl())}
+}
+
+// DelegationToWire gives d for the wire.
+func DelegationToWire(d *dsec.Delegation) *dsecv1.Delegation {
+	if d == nil {
+		return nil
+	}
+	w := &dsecv1.Delegation{Quota: QuotaToWire(d.Quota), Port: count(d.Port)}
+	for _, r := range d.Rights {
+		w.Rights = append(w.Rights, string(r))
+	}
+	return w
+}
+
+// DelegationFromWire is the inverse of DelegationToWire.
+func DelegationFromWire(w *dsecv1.Delegation) *dsec.Delegation {
+	if w == nil {
+		return nil
+	}
+	d := &dsec.Delegation{Quota: QuotaFromWire(w.GetQuota()), Port: int(w.GetPort())}
+	for _, r := range w.GetRights() {
+		d.Rights = append(d.Rights, dsec.Right(r))
+	}
+	return d
 }
 
 // NodeToWire gives n for the wire.

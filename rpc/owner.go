@@ -20,7 +20,7 @@ type owners struct {
 }
 
 // check is NotFound, as for a sandbox that does not exist, when ctx carries a
-// caller of another project than the sandbox's.
+// caller of a project that the sandbox's is not within.
 func (o *owners) check(ctx context.Context, s dsec.Sandboxes, id dsec.SandboxID) error {
 	caller, ok := dsec.CallerFrom(ctx)
 	if !ok || caller.Admin {
@@ -56,7 +56,7 @@ func (o *owners) checkBy(ctx context.Context, id dsec.SandboxID, find func() (ds
 		o.project[id] = project
 		o.mu.Unlock()
 	}
-	if project != caller.Project {
+	if !caller.Sees(project) {
 		return noSandbox(id)
 	}
 	return nil
@@ -66,15 +66,23 @@ func noSandbox(id dsec.SandboxID) error {
 	return dsec.Errorf(dsec.NotFound, "no sandbox has the id %q", clip(string(id)))
 }
 
-// claim sets the project of a new sandbox to the caller's. An operator may name
-// another, which must exist where that is known.
+// claim sets the project of a new sandbox to the caller's, or checks the one
+// that is named: it must exist, where that is known, and be within the caller's.
+// An API of its own can have no right that the caller has not.
 func (h *handler) claim(ctx context.Context, spec *dsec.Spec) error {
 	caller, ok := dsec.CallerFrom(ctx)
+	if !ok {
+		return nil
+	}
+	if spec.API != nil {
+		if err := delegable(caller, spec.API.Rights); err != nil {
+			return err
+		}
+	}
 	switch {
-	case !ok:
 	case spec.Project == "":
 		spec.Project = caller.Project
-	case spec.Project != caller.Project && !caller.Admin:
+	case !caller.Sees(spec.Project):
 		return dsec.Errorf(dsec.Denied, "the token is of project %q, not %q", caller.Project, clip(string(spec.Project)))
 	case spec.Project != caller.Project && h.services.Projects != nil:
 		all, err := h.services.Projects.List(ctx)
@@ -86,7 +94,7 @@ func (h *handler) claim(ctx context.Context, spec *dsec.Spec) error {
 	return nil
 }
 
-// listOwn lists the sandboxes of the caller's project. A filter has no project,
+// listOwn lists the sandboxes of the caller's project and those below. A filter has no project,
 // so pages are read until the limit is reached.
 func listOwn(ctx context.Context, s dsec.Sandboxes, f dsec.Filter) ([]dsec.Sandbox, error) {
 	caller, ok := dsec.CallerFrom(ctx)
@@ -101,7 +109,7 @@ func listOwn(ctx context.Context, s dsec.Sandboxes, f dsec.Filter) ([]dsec.Sandb
 			return nil, err
 		}
 		for _, b := range page {
-			if b.Spec.Project == caller.Project {
+			if caller.Sees(b.Spec.Project) {
 				own = append(own, b)
 			}
 			if limit > 0 && len(own) == limit {

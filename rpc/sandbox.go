@@ -22,6 +22,7 @@ func SpecToWire(s dsec.Spec) *dsecv1.Spec {
 		Job:      string(s.Job),
 		Project:  string(s.Project),
 		Network:  string(s.Network),
+		Api:      DelegationToWire(s.API),
 	}
 	if r := s.Resources; r != (dsec.Resources{}) {
 		w.Resources = &dsecv1.Resources{Cpu: r.CPU, Memory: r.Memory, Disk: r.Disk, Pids: count(r.Pids)}
@@ -48,6 +49,7 @@ func SpecFromWire(w *dsecv1.Spec) dsec.Spec {
 		Job:         dsec.JobID(w.GetJob()),
 		Project:     dsec.ProjectID(w.GetProject()),
 		Network:     dsec.Network(w.GetNetwork()),
+		API:         DelegationFromWire(w.GetApi()),
 	}
 }
 

@@ -20,7 +20,7 @@ type tokenCmd struct {
 type tokenCreateCmd struct {
 	Name    string   `arg:"" help:"Name, for listing and revoking."`
 	Project string   `help:"Project whose quota and rights it has." default:"default" placeholder:"ID"`
-	Right   []string `help:"What it may do: sandboxes, images, admin; may be repeated (default sandboxes)." placeholder:"RIGHT"`
+	Right   []string `help:"What it may do: sandboxes, images, delegate, admin; may be repeated (default sandboxes)." placeholder:"RIGHT"`
 	Expires span     `help:"Valid this long (default for ever)." placeholder:"TIME"`
 	outputFlags
 }

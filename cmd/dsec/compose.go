@@ -181,7 +181,7 @@ func (n *node) alive() int { return n.edge.Counts().Alive }
 // services are the node's contracts before tokens are asked for.
 func (n *node) services() dsec.Services {
 	s := n.edge.Services()
-	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), projects{n.cluster.Projects()}
+	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), n.cluster.Projects()
 	return s
 }
 

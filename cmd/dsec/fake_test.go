@@ -644,14 +644,23 @@ func (f fakeTokens) Revoke(_ context.Context, name string) error {
 
 type fakeProjects struct{ *fake }
 
-func (f fakeProjects) Create(_ context.Context, name dsec.ProjectID) (dsec.Project, error) {
-	if slices.ContainsFunc(f.projects, func(p dsec.Project) bool { return p.Name == name }) {
-		return dsec.Project{}, dsec.Errorf(dsec.Exists, "a project is called %s already", name)
+func (f fakeProjects) Create(_ context.Context, p dsec.Project) (dsec.Project, error) {
+	if slices.ContainsFunc(f.projects, func(o dsec.Project) bool { return o.Name == p.Name }) {
+		return dsec.Project{}, dsec.Errorf(dsec.Exists, "a project is called %s already", p.Name)
 	}
-	p := dsec.Project{Name: name, Created: time.Now()}
+	p.Created = time.Now()
 	f.projects = append(f.projects, p)
 	return p, nil
 }
+func (f fakeProjects) Remove(_ context.Context, name dsec.ProjectID) error {
+	all := len(f.projects)
+	f.projects = slices.DeleteFunc(f.projects, func(p dsec.Project) bool { return p.Name == name })
+	if len(f.projects) == all {
+		return dsec.Errorf(dsec.NotFound, "no project is called %s", name)
+	}
+	return nil
+}
+
 func (f fakeProjects) List(context.Context) ([]dsec.Project, error) { return f.projects, nil }
 
 type fakeNodes struct{ *fake }

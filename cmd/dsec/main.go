@@ -160,7 +160,7 @@ func failure(args []string, other int) int {
 		if strings.HasPrefix(arg, "-") {
 			continue
 		}
-		if arg == "exec" || arg == "run" {
+		if arg == "exec" || arg == "run" || arg == "replay" {
 			return statusExec
 		}
 		break
@@ -198,6 +198,8 @@ func hintFor(err error) string {
 		return "is `dsec up` running?"
 	case dsec.KindOf(err) == dsec.Unauthenticated:
 		return "set DSEC_TOKEN, or use the account that runs `dsec up`"
+	case dsec.KindOf(err) == dsec.Exhausted && strings.Contains(err.Error(), "of its quota"):
+		return "see `dsec project ls`"
 	case dsec.KindOf(err) == dsec.Exhausted:
 		return "see `dsec node ls`"
 	}

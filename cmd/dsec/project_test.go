@@ -118,7 +118,7 @@ func TestProjectsSeeNothingOfEachOther(t *testing.T) {
 	}
 	for what, f := range map[string]func() error{
 		"projects": func() error { _, err := b.Projects.List(ctx); return err },
-		"project":  func() error { _, err := b.Projects.Create(ctx, "pc"); return err },
+		"project":  func() error { _, err := b.Projects.Create(ctx, dsec.Project{Name: "pc"}); return err },
 		"tokens":   func() error { _, err := b.Tokens.List(ctx); return err },
 		"token": func() error {
 			_, err := b.Tokens.Issue(ctx, dsec.Token{Name: "x", Project: "pa", Rights: []dsec.Right{dsec.RightSandboxes}})

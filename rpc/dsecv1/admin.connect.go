@@ -37,6 +37,8 @@ const (
 	ProjectsCreateProcedure = "/dsec.v1.Projects/Create"
 	// ProjectsListProcedure is the procedure name of the Projects's List RPC.
 	ProjectsListProcedure = "/dsec.v1.Projects/List"
+	// ProjectsRemoveProcedure is the procedure name of the Projects's Remove RPC.
+	ProjectsRemoveProcedure = "/dsec.v1.Projects/Remove"
 	// NodesListProcedure is the procedure name of the Nodes's List RPC.
 	NodesListProcedure = "/dsec.v1.Nodes/List"
 )
@@ -199,6 +201,13 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	projectsRemoveSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_admin_proto.Services().ByName("Projects").Methods().ByName("Remove"),
+			Procedure:  ProjectsRemoveProcedure,
+		}
+	})
 )
 
 // ProjectsClient is a client for the dsec.v1.Projects service.
@@ -207,6 +216,8 @@ type ProjectsClient interface {
 	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
 	// List returns all projects.
 	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+	// Remove ends a project, its tokens and its image names.
+	Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error)
 }
 
 // NewProjectsClient constructs a client for the dsec.v1.Projects service. Multiple service clients
@@ -221,6 +232,8 @@ type ProjectsHandler interface {
 	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
 	// List returns all projects.
 	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+	// Remove ends a project, its tokens and its image names.
+	Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error)
 }
 
 // RegisterProjectsHandler registers svc as the dsec.v1.Projects implementation on server.
@@ -229,6 +242,7 @@ func RegisterProjectsHandler(server *connect.Server, svc ProjectsHandler) {
 	server.Register(
 		connect.Method{Spec: projectsCreateSpec(), Handler: adapter.create},
 		connect.Method{Spec: projectsListSpec(), Handler: adapter.list},
+		connect.Method{Spec: projectsRemoveSpec(), Handler: adapter.remove},
 	)
 }
 
@@ -241,6 +255,10 @@ func (UnimplementedProjectsHandler) Create(context.Context, *ProjectsCreateReque
 
 func (UnimplementedProjectsHandler) List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.List is not implemented")
+}
+
+func (UnimplementedProjectsHandler) Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.Remove is not implemented")
 }
 
 type projectsClient struct {
@@ -258,6 +276,14 @@ func (c *projectsClient) Create(ctx context.Context, req *ProjectsCreateRequest)
 func (c *projectsClient) List(ctx context.Context, req *ProjectsListRequest) (*ProjectsListResponse, error) {
 	var res ProjectsListResponse
 	if err := c.client.CallUnary(ctx, projectsListSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *projectsClient) Remove(ctx context.Context, req *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error) {
+	var res ProjectsRemoveResponse
+	if err := c.client.CallUnary(ctx, projectsRemoveSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -283,6 +309,18 @@ func (h projectsHandler) list(ctx context.Context, _ connect.Spec, stream connec
 		return err
 	}
 	res, err := h.svc.List(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h projectsHandler) remove(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ProjectsRemoveRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Remove(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ package dsecv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -27,7 +28,7 @@ type Token struct {
 	state   protoimpl.MessageState `protogen:"open.v1"`
 	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Project string                 `protobuf:"bytes,2,opt,name=project,proto3" json:"project,omitempty"`
-	// sandboxes, images, admin
+	// sandboxes, images, delegate, admin
 	Rights        []string               `protobuf:"bytes,3,rep,name=rights,proto3" json:"rights,omitempty"`
 	Created       *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created,proto3" json:"created,omitempty"`
 	Expires       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=expires,proto3" json:"expires,omitempty"`
@@ -100,11 +101,14 @@ func (x *Token) GetExpires() *timestamppb.Timestamp {
 	return nil
 }
 
-// Project is a tenant.
+// Project is a tenant. Its name tells what it is below: "a/b" is below "a".
 type Project struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	Created       *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=created,proto3" json:"created,omitempty"`
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Name    string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Created *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=created,proto3" json:"created,omitempty"`
+	Quota   *Quota                 `protobuf:"bytes,3,opt,name=quota,proto3" json:"quota,omitempty"`
+	// Now, by it and all below it.
+	Used          *Share `protobuf:"bytes,4,opt,name=used,proto3" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -153,6 +157,150 @@ func (x *Project) GetCreated() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Project) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *Project) GetUsed() *Share {
+	if x != nil {
+		return x.Used
+	}
+	return nil
+}
+
+// Quota bounds what a project and all below it have at once; 0 does not bound.
+type Quota struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes     int32                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Cpu           float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	Ttl           *durationpb.Duration   `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quota) Reset() {
+	*x = Quota{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quota) ProtoMessage() {}
+
+func (x *Quota) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quota.ProtoReflect.Descriptor instead.
+func (*Quota) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *Quota) GetSandboxes() int32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *Quota) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *Quota) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
+func (x *Quota) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+// Share is what a project uses of its quota.
+type Share struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes     int32                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Cpu           float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Share) Reset() {
+	*x = Share{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Share) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Share) ProtoMessage() {}
+
+func (x *Share) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Share.ProtoReflect.Descriptor instead.
+func (*Share) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Share) GetSandboxes() int32 {
+	if x != nil {
+		return x.Sandboxes
+	}
+	return 0
+}
+
+func (x *Share) GetCpu() float64 {
+	if x != nil {
+		return x.Cpu
+	}
+	return 0
+}
+
+func (x *Share) GetMemory() int64 {
+	if x != nil {
+		return x.Memory
+	}
+	return 0
+}
+
 // Node is one machine as seen now.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -177,7 +325,7 @@ type Node struct {
 
 func (x *Node) Reset() {
 	*x = Node{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	mi := &file_dsec_v1_admin_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -189,7 +337,7 @@ func (x *Node) String() string {
 func (*Node) ProtoMessage() {}
 
 func (x *Node) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[2]
+	mi := &file_dsec_v1_admin_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -202,7 +350,7 @@ func (x *Node) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Node.ProtoReflect.Descriptor instead.
 func (*Node) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Node) GetName() string {
@@ -315,7 +463,7 @@ type Pressure struct {
 
 func (x *Pressure) Reset() {
 	*x = Pressure{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	mi := &file_dsec_v1_admin_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -327,7 +475,7 @@ func (x *Pressure) String() string {
 func (*Pressure) ProtoMessage() {}
 
 func (x *Pressure) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[3]
+	mi := &file_dsec_v1_admin_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -340,7 +488,7 @@ func (x *Pressure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Pressure.ProtoReflect.Descriptor instead.
 func (*Pressure) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Pressure) GetCpu() float64 {
@@ -377,7 +525,7 @@ type FeatureStatus struct {
 
 func (x *FeatureStatus) Reset() {
 	*x = FeatureStatus{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[4]
+	mi := &file_dsec_v1_admin_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -389,7 +537,7 @@ func (x *FeatureStatus) String() string {
 func (*FeatureStatus) ProtoMessage() {}
 
 func (x *FeatureStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[4]
+	mi := &file_dsec_v1_admin_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -402,7 +550,7 @@ func (x *FeatureStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FeatureStatus.ProtoReflect.Descriptor instead.
 func (*FeatureStatus) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *FeatureStatus) GetName() string {
@@ -442,7 +590,7 @@ type TokensIssueRequest struct {
 
 func (x *TokensIssueRequest) Reset() {
 	*x = TokensIssueRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[5]
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -454,7 +602,7 @@ func (x *TokensIssueRequest) String() string {
 func (*TokensIssueRequest) ProtoMessage() {}
 
 func (x *TokensIssueRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[5]
+	mi := &file_dsec_v1_admin_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -467,7 +615,7 @@ func (x *TokensIssueRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensIssueRequest.ProtoReflect.Descriptor instead.
 func (*TokensIssueRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *TokensIssueRequest) GetToken() *Token {
@@ -486,7 +634,7 @@ type TokensIssueResponse struct {
 
 func (x *TokensIssueResponse) Reset() {
 	*x = TokensIssueResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[6]
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -498,7 +646,7 @@ func (x *TokensIssueResponse) String() string {
 func (*TokensIssueResponse) ProtoMessage() {}
 
 func (x *TokensIssueResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[6]
+	mi := &file_dsec_v1_admin_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -511,7 +659,7 @@ func (x *TokensIssueResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensIssueResponse.ProtoReflect.Descriptor instead.
 func (*TokensIssueResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *TokensIssueResponse) GetSecret() string {
@@ -529,7 +677,7 @@ type TokensListRequest struct {
 
 func (x *TokensListRequest) Reset() {
 	*x = TokensListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	mi := &file_dsec_v1_admin_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +689,7 @@ func (x *TokensListRequest) String() string {
 func (*TokensListRequest) ProtoMessage() {}
 
 func (x *TokensListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[7]
+	mi := &file_dsec_v1_admin_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +702,7 @@ func (x *TokensListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensListRequest.ProtoReflect.Descriptor instead.
 func (*TokensListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{9}
 }
 
 type TokensListResponse struct {
@@ -566,7 +714,7 @@ type TokensListResponse struct {
 
 func (x *TokensListResponse) Reset() {
 	*x = TokensListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	mi := &file_dsec_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -578,7 +726,7 @@ func (x *TokensListResponse) String() string {
 func (*TokensListResponse) ProtoMessage() {}
 
 func (x *TokensListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[8]
+	mi := &file_dsec_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -591,7 +739,7 @@ func (x *TokensListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensListResponse.ProtoReflect.Descriptor instead.
 func (*TokensListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *TokensListResponse) GetTokens() []*Token {
@@ -610,7 +758,7 @@ type TokensRevokeRequest struct {
 
 func (x *TokensRevokeRequest) Reset() {
 	*x = TokensRevokeRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[9]
+	mi := &file_dsec_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -622,7 +770,7 @@ func (x *TokensRevokeRequest) String() string {
 func (*TokensRevokeRequest) ProtoMessage() {}
 
 func (x *TokensRevokeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[9]
+	mi := &file_dsec_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -635,7 +783,7 @@ func (x *TokensRevokeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRevokeRequest.ProtoReflect.Descriptor instead.
 func (*TokensRevokeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *TokensRevokeRequest) GetName() string {
@@ -653,7 +801,7 @@ type TokensRevokeResponse struct {
 
 func (x *TokensRevokeResponse) Reset() {
 	*x = TokensRevokeResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[10]
+	mi := &file_dsec_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -665,7 +813,7 @@ func (x *TokensRevokeResponse) String() string {
 func (*TokensRevokeResponse) ProtoMessage() {}
 
 func (x *TokensRevokeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[10]
+	mi := &file_dsec_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -678,19 +826,20 @@ func (x *TokensRevokeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TokensRevokeResponse.ProtoReflect.Descriptor instead.
 func (*TokensRevokeResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 type ProjectsCreateRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Quota         *Quota                 `protobuf:"bytes,2,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ProjectsCreateRequest) Reset() {
 	*x = ProjectsCreateRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	mi := &file_dsec_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -702,7 +851,7 @@ func (x *ProjectsCreateRequest) String() string {
 func (*ProjectsCreateRequest) ProtoMessage() {}
 
 func (x *ProjectsCreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[11]
+	mi := &file_dsec_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -715,7 +864,7 @@ func (x *ProjectsCreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectsCreateRequest.ProtoReflect.Descriptor instead.
 func (*ProjectsCreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ProjectsCreateRequest) GetName() string {
@@ -723,6 +872,13 @@ func (x *ProjectsCreateRequest) GetName() string {
 		return x.Name
 	}
 	return ""
+}
+
+func (x *ProjectsCreateRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
 }
 
 type ProjectsListRequest struct {
@@ -733,7 +889,7 @@ type ProjectsListRequest struct {
 
 func (x *ProjectsListRequest) Reset() {
 	*x = ProjectsListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[12]
+	mi := &file_dsec_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -745,7 +901,7 @@ func (x *ProjectsListRequest) String() string {
 func (*ProjectsListRequest) ProtoMessage() {}
 
 func (x *ProjectsListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[12]
+	mi := &file_dsec_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -758,7 +914,7 @@ func (x *ProjectsListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectsListRequest.ProtoReflect.Descriptor instead.
 func (*ProjectsListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 type ProjectsListResponse struct {
@@ -770,7 +926,7 @@ type ProjectsListResponse struct {
 
 func (x *ProjectsListResponse) Reset() {
 	*x = ProjectsListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[13]
+	mi := &file_dsec_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -782,7 +938,7 @@ func (x *ProjectsListResponse) String() string {
 func (*ProjectsListResponse) ProtoMessage() {}
 
 func (x *ProjectsListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[13]
+	mi := &file_dsec_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -795,7 +951,7 @@ func (x *ProjectsListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectsListResponse.ProtoReflect.Descriptor instead.
 func (*ProjectsListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ProjectsListResponse) GetProjects() []*Project {
@@ -803,6 +959,86 @@ func (x *ProjectsListResponse) GetProjects() []*Project {
 		return x.Projects
 	}
 	return nil
+}
+
+type ProjectsRemoveRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsRemoveRequest) Reset() {
+	*x = ProjectsRemoveRequest{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsRemoveRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsRemoveRequest) ProtoMessage() {}
+
+func (x *ProjectsRemoveRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsRemoveRequest.ProtoReflect.Descriptor instead.
+func (*ProjectsRemoveRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ProjectsRemoveRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+type ProjectsRemoveResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsRemoveResponse) Reset() {
+	*x = ProjectsRemoveResponse{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsRemoveResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsRemoveResponse) ProtoMessage() {}
+
+func (x *ProjectsRemoveResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsRemoveResponse.ProtoReflect.Descriptor instead.
+func (*ProjectsRemoveResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 type NodesListRequest struct {
@@ -813,7 +1049,7 @@ type NodesListRequest struct {
 
 func (x *NodesListRequest) Reset() {
 	*x = NodesListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[14]
+	mi := &file_dsec_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -825,7 +1061,7 @@ func (x *NodesListRequest) String() string {
 func (*NodesListRequest) ProtoMessage() {}
 
 func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[14]
+	mi := &file_dsec_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -838,7 +1074,7 @@ func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListRequest.ProtoReflect.Descriptor instead.
 func (*NodesListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 type NodesListResponse struct {
@@ -850,7 +1086,7 @@ type NodesListResponse struct {
 
 func (x *NodesListResponse) Reset() {
 	*x = NodesListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[15]
+	mi := &file_dsec_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +1098,7 @@ func (x *NodesListResponse) String() string {
 func (*NodesListResponse) ProtoMessage() {}
 
 func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[15]
+	mi := &file_dsec_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +1111,7 @@ func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListResponse.ProtoReflect.Descriptor instead.
 func (*NodesListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *NodesListResponse) GetNodes() []*Node {
@@ -889,16 +1125,27 @@ var File_dsec_v1_admin_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x13dsec/v1/admin.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x01\n" +
+	"\x13dsec/v1/admin.proto\x12\adsec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb9\x01\n" +
 	"\x05Token\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aproject\x18\x02 \x01(\tR\aproject\x12\x16\n" +
 	"\x06rights\x18\x03 \x03(\tR\x06rights\x124\n" +
 	"\acreated\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x124\n" +
-	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"S\n" +
+	"\aexpires\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\aexpires\"\x9d\x01\n" +
 	"\aProject\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
-	"\acreated\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\"\x88\x03\n" +
+	"\acreated\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12$\n" +
+	"\x05quota\x18\x03 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\x12\"\n" +
+	"\x04used\x18\x04 \x01(\v2\x0e.dsec.v1.ShareR\x04used\"|\n" +
+	"\x05Quota\x12\x1c\n" +
+	"\tsandboxes\x18\x01 \x01(\x05R\tsandboxes\x12\x10\n" +
+	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12+\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"O\n" +
+	"\x05Share\x12\x1c\n" +
+	"\tsandboxes\x18\x01 \x01(\x05R\tsandboxes\x12\x10\n" +
+	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\x88\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -933,22 +1180,27 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x06tokens\x18\x01 \x03(\v2\x0e.dsec.v1.TokenR\x06tokens\")\n" +
 	"\x13TokensRevokeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14TokensRevokeResponse\"+\n" +
+	"\x14TokensRevokeResponse\"Q\n" +
 	"\x15ProjectsCreateRequest\x12\x12\n" +
-	"\x04name\x18\x01 \x01(\tR\x04name\"\x15\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12$\n" +
+	"\x05quota\x18\x02 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\"\x15\n" +
 	"\x13ProjectsListRequest\"D\n" +
 	"\x14ProjectsListResponse\x12,\n" +
-	"\bprojects\x18\x01 \x03(\v2\x10.dsec.v1.ProjectR\bprojects\"\x12\n" +
+	"\bprojects\x18\x01 \x03(\v2\x10.dsec.v1.ProjectR\bprojects\"+\n" +
+	"\x15ProjectsRemoveRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
+	"\x16ProjectsRemoveResponse\"\x12\n" +
 	"\x10NodesListRequest\"8\n" +
 	"\x11NodesListResponse\x12#\n" +
 	"\x05nodes\x18\x01 \x03(\v2\r.dsec.v1.NodeR\x05nodes2\xdd\x01\n" +
 	"\x06Tokens\x12D\n" +
 	"\x05Issue\x12\x1b.dsec.v1.TokensIssueRequest\x1a\x1c.dsec.v1.TokensIssueResponse\"\x00\x12D\n" +
 	"\x04List\x12\x1a.dsec.v1.TokensListRequest\x1a\x1b.dsec.v1.TokensListResponse\"\x03\x90\x02\x01\x12G\n" +
-	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002\x92\x01\n" +
+	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002\xdf\x01\n" +
 	"\bProjects\x12<\n" +
 	"\x06Create\x12\x1e.dsec.v1.ProjectsCreateRequest\x1a\x10.dsec.v1.Project\"\x00\x12H\n" +
-	"\x04List\x12\x1c.dsec.v1.ProjectsListRequest\x1a\x1d.dsec.v1.ProjectsListResponse\"\x03\x90\x02\x012K\n" +
+	"\x04List\x12\x1c.dsec.v1.ProjectsListRequest\x1a\x1d.dsec.v1.ProjectsListResponse\"\x03\x90\x02\x01\x12K\n" +
+	"\x06Remove\x12\x1e.dsec.v1.ProjectsRemoveRequest\x1a\x1f.dsec.v1.ProjectsRemoveResponse\"\x002K\n" +
 	"\x05Nodes\x12B\n" +
 	"\x04List\x12\x19.dsec.v1.NodesListRequest\x1a\x1a.dsec.v1.NodesListResponse\"\x03\x90\x02\x01B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
 
@@ -964,53 +1216,64 @@ func file_dsec_v1_admin_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_admin_proto_rawDescData
 }
 
-var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_dsec_v1_admin_proto_goTypes = []any{
-	(*Token)(nil),                 // 0: dsec.v1.Token
-	(*Project)(nil),               // 1: dsec.v1.Project
-	(*Node)(nil),                  // 2: dsec.v1.Node
-	(*Pressure)(nil),              // 3: dsec.v1.Pressure
-	(*FeatureStatus)(nil),         // 4: dsec.v1.FeatureStatus
-	(*TokensIssueRequest)(nil),    // 5: dsec.v1.TokensIssueRequest
-	(*TokensIssueResponse)(nil),   // 6: dsec.v1.TokensIssueResponse
-	(*TokensListRequest)(nil),     // 7: dsec.v1.TokensListRequest
-	(*TokensListResponse)(nil),    // 8: dsec.v1.TokensListResponse
-	(*TokensRevokeRequest)(nil),   // 9: dsec.v1.TokensRevokeRequest
-	(*TokensRevokeResponse)(nil),  // 10: dsec.v1.TokensRevokeResponse
-	(*ProjectsCreateRequest)(nil), // 11: dsec.v1.ProjectsCreateRequest
-	(*ProjectsListRequest)(nil),   // 12: dsec.v1.ProjectsListRequest
-	(*ProjectsListResponse)(nil),  // 13: dsec.v1.ProjectsListResponse
-	(*NodesListRequest)(nil),      // 14: dsec.v1.NodesListRequest
-	(*NodesListResponse)(nil),     // 15: dsec.v1.NodesListResponse
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*Token)(nil),                  // 0: dsec.v1.Token
+	(*Project)(nil),                // 1: dsec.v1.Project
+	(*Quota)(nil),                  // 2: dsec.v1.Quota
+	(*Share)(nil),                  // 3: dsec.v1.Share
+	(*Node)(nil),                   // 4: dsec.v1.Node
+	(*Pressure)(nil),               // 5: dsec.v1.Pressure
+	(*FeatureStatus)(nil),          // 6: dsec.v1.FeatureStatus
+	(*TokensIssueRequest)(nil),     // 7: dsec.v1.TokensIssueRequest
+	(*TokensIssueResponse)(nil),    // 8: dsec.v1.TokensIssueResponse
+	(*TokensListRequest)(nil),      // 9: dsec.v1.TokensListRequest
+	(*TokensListResponse)(nil),     // 10: dsec.v1.TokensListResponse
+	(*TokensRevokeRequest)(nil),    // 11: dsec.v1.TokensRevokeRequest
+	(*TokensRevokeResponse)(nil),   // 12: dsec.v1.TokensRevokeResponse
+	(*ProjectsCreateRequest)(nil),  // 13: dsec.v1.ProjectsCreateRequest
+	(*ProjectsListRequest)(nil),    // 14: dsec.v1.ProjectsListRequest
+	(*ProjectsListResponse)(nil),   // 15: dsec.v1.ProjectsListResponse
+	(*ProjectsRemoveRequest)(nil),  // 16: dsec.v1.ProjectsRemoveRequest
+	(*ProjectsRemoveResponse)(nil), // 17: dsec.v1.ProjectsRemoveResponse
+	(*NodesListRequest)(nil),       // 18: dsec.v1.NodesListRequest
+	(*NodesListResponse)(nil),      // 19: dsec.v1.NodesListResponse
+	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),    // 21: google.protobuf.Duration
 }
 var file_dsec_v1_admin_proto_depIdxs = []int32{
-	16, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
-	16, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	16, // 2: dsec.v1.Project.created:type_name -> google.protobuf.Timestamp
-	3,  // 3: dsec.v1.Node.pressure:type_name -> dsec.v1.Pressure
-	4,  // 4: dsec.v1.Node.features:type_name -> dsec.v1.FeatureStatus
-	0,  // 5: dsec.v1.TokensIssueRequest.token:type_name -> dsec.v1.Token
-	0,  // 6: dsec.v1.TokensListResponse.tokens:type_name -> dsec.v1.Token
-	1,  // 7: dsec.v1.ProjectsListResponse.projects:type_name -> dsec.v1.Project
-	2,  // 8: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
-	5,  // 9: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
-	7,  // 10: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
-	9,  // 11: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
-	11, // 12: dsec.v1.Projects.Create:input_type -> dsec.v1.ProjectsCreateRequest
-	12, // 13: dsec.v1.Projects.List:input_type -> dsec.v1.ProjectsListRequest
-	14, // 14: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
-	6,  // 15: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
-	8,  // 16: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
-	10, // 17: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
-	1,  // 18: dsec.v1.Projects.Create:output_type -> dsec.v1.Project
-	13, // 19: dsec.v1.Projects.List:output_type -> dsec.v1.ProjectsListResponse
-	15, // 20: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
-	15, // [15:21] is the sub-list for method output_type
-	9,  // [9:15] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	20, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
+	20, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	20, // 2: dsec.v1.Project.created:type_name -> google.protobuf.Timestamp
+	2,  // 3: dsec.v1.Project.quota:type_name -> dsec.v1.Quota
+	3,  // 4: dsec.v1.Project.used:type_name -> dsec.v1.Share
+	21, // 5: dsec.v1.Quota.ttl:type_name -> google.protobuf.Duration
+	5,  // 6: dsec.v1.Node.pressure:type_name -> dsec.v1.Pressure
+	6,  // 7: dsec.v1.Node.features:type_name -> dsec.v1.FeatureStatus
+	0,  // 8: dsec.v1.TokensIssueRequest.token:type_name -> dsec.v1.Token
+	0,  // 9: dsec.v1.TokensListResponse.tokens:type_name -> dsec.v1.Token
+	2,  // 10: dsec.v1.ProjectsCreateRequest.quota:type_name -> dsec.v1.Quota
+	1,  // 11: dsec.v1.ProjectsListResponse.projects:type_name -> dsec.v1.Project
+	4,  // 12: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
+	7,  // 13: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
+	9,  // 14: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
+	11, // 15: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
+	13, // 16: dsec.v1.Projects.Create:input_type -> dsec.v1.ProjectsCreateRequest
+	14, // 17: dsec.v1.Projects.List:input_type -> dsec.v1.ProjectsListRequest
+	16, // 18: dsec.v1.Projects.Remove:input_type -> dsec.v1.ProjectsRemoveRequest
+	18, // 19: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
+	8,  // 20: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
+	10, // 21: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
+	12, // 22: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
+	1,  // 23: dsec.v1.Projects.Create:output_type -> dsec.v1.Project
+	15, // 24: dsec.v1.Projects.List:output_type -> dsec.v1.ProjectsListResponse
+	17, // 25: dsec.v1.Projects.Remove:output_type -> dsec.v1.ProjectsRemoveResponse
+	19, // 26: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
+	20, // [20:27] is the sub-list for method output_type
+	13, // [13:20] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_admin_proto_init() }
@@ -1024,7 +1287,7 @@ func file_dsec_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_admin_proto_rawDesc), len(file_dsec_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

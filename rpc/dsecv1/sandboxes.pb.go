@@ -173,6 +173,7 @@ type Spec struct {
 	Job           string            `protobuf:"bytes,13,opt,name=job,proto3" json:"job,omitempty"`
 	Project       string            `protobuf:"bytes,14,opt,name=project,proto3" json:"project,omitempty"`
 	Network       string            `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"`
+	Api           *Delegation       `protobuf:"bytes,16,opt,name=api,proto3" json:"api,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -312,6 +313,76 @@ func (x *Spec) GetNetwork() string {
 	return ""
 }
 
+func (x *Spec) GetApi() *Delegation {
+	if x != nil {
+		return x.Api
+	}
+	return nil
+}
+
+// Delegation lets what runs in a sandbox drive other sandboxes.
+type Delegation struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// sandboxes, images, delegate; default sandboxes
+	Rights []string `protobuf:"bytes,1,rep,name=rights,proto3" json:"rights,omitempty"`
+	Quota  *Quota   `protobuf:"bytes,2,opt,name=quota,proto3" json:"quota,omitempty"`
+	// On the sandbox's loopback; default 7070.
+	Port          int32 `protobuf:"varint,3,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Delegation) Reset() {
+	*x = Delegation{}
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Delegation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Delegation) ProtoMessage() {}
+
+func (x *Delegation) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Delegation.ProtoReflect.Descriptor instead.
+func (*Delegation) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *Delegation) GetRights() []string {
+	if x != nil {
+		return x.Rights
+	}
+	return nil
+}
+
+func (x *Delegation) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *Delegation) GetPort() int32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
 // Sandbox is the record of one sandbox.
 type Sandbox struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -340,7 +411,7 @@ type Sandbox struct {
 
 func (x *Sandbox) Reset() {
 	*x = Sandbox{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -352,7 +423,7 @@ func (x *Sandbox) String() string {
 func (*Sandbox) ProtoMessage() {}
 
 func (x *Sandbox) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[3]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -365,7 +436,7 @@ func (x *Sandbox) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Sandbox.ProtoReflect.Descriptor instead.
 func (*Sandbox) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Sandbox) GetId() string {
@@ -498,7 +569,7 @@ type Stage struct {
 
 func (x *Stage) Reset() {
 	*x = Stage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -510,7 +581,7 @@ func (x *Stage) String() string {
 func (*Stage) ProtoMessage() {}
 
 func (x *Stage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[4]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -523,7 +594,7 @@ func (x *Stage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stage.ProtoReflect.Descriptor instead.
 func (*Stage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *Stage) GetName() string {
@@ -556,7 +627,7 @@ type Usage struct {
 
 func (x *Usage) Reset() {
 	*x = Usage{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -568,7 +639,7 @@ func (x *Usage) String() string {
 func (*Usage) ProtoMessage() {}
 
 func (x *Usage) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[5]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -581,7 +652,7 @@ func (x *Usage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Usage.ProtoReflect.Descriptor instead.
 func (*Usage) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Usage) GetCpu() *durationpb.Duration {
@@ -642,7 +713,7 @@ type SandboxesCreateRequest struct {
 
 func (x *SandboxesCreateRequest) Reset() {
 	*x = SandboxesCreateRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -654,7 +725,7 @@ func (x *SandboxesCreateRequest) String() string {
 func (*SandboxesCreateRequest) ProtoMessage() {}
 
 func (x *SandboxesCreateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[6]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -667,7 +738,7 @@ func (x *SandboxesCreateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesCreateRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesCreateRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *SandboxesCreateRequest) GetSpec() *Spec {
@@ -685,7 +756,7 @@ type SandboxesGetRequest struct {
 
 func (x *SandboxesGetRequest) Reset() {
 	*x = SandboxesGetRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -697,7 +768,7 @@ func (x *SandboxesGetRequest) String() string {
 func (*SandboxesGetRequest) ProtoMessage() {}
 
 func (x *SandboxesGetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[7]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -710,7 +781,7 @@ func (x *SandboxesGetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesGetRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesGetRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
 }
 
 type SandboxesListRequest struct {
@@ -729,7 +800,7 @@ type SandboxesListRequest struct {
 
 func (x *SandboxesListRequest) Reset() {
 	*x = SandboxesListRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -741,7 +812,7 @@ func (x *SandboxesListRequest) String() string {
 func (*SandboxesListRequest) ProtoMessage() {}
 
 func (x *SandboxesListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[8]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -754,7 +825,7 @@ func (x *SandboxesListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesListRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *SandboxesListRequest) GetAll() bool {
@@ -808,7 +879,7 @@ type SandboxesListResponse struct {
 
 func (x *SandboxesListResponse) Reset() {
 	*x = SandboxesListResponse{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -820,7 +891,7 @@ func (x *SandboxesListResponse) String() string {
 func (*SandboxesListResponse) ProtoMessage() {}
 
 func (x *SandboxesListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[9]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -833,7 +904,7 @@ func (x *SandboxesListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesListResponse.ProtoReflect.Descriptor instead.
 func (*SandboxesListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *SandboxesListResponse) GetSandboxes() []*Sandbox {
@@ -852,7 +923,7 @@ type SandboxesExtendRequest struct {
 
 func (x *SandboxesExtendRequest) Reset() {
 	*x = SandboxesExtendRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -864,7 +935,7 @@ func (x *SandboxesExtendRequest) String() string {
 func (*SandboxesExtendRequest) ProtoMessage() {}
 
 func (x *SandboxesExtendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[10]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -877,7 +948,7 @@ func (x *SandboxesExtendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesExtendRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesExtendRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *SandboxesExtendRequest) GetTtl() *durationpb.Duration {
@@ -895,7 +966,7 @@ type SandboxesStopRequest struct {
 
 func (x *SandboxesStopRequest) Reset() {
 	*x = SandboxesStopRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -907,7 +978,7 @@ func (x *SandboxesStopRequest) String() string {
 func (*SandboxesStopRequest) ProtoMessage() {}
 
 func (x *SandboxesStopRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[11]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -920,7 +991,7 @@ func (x *SandboxesStopRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesStopRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesStopRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
 }
 
 type SandboxesPauseRequest struct {
@@ -931,7 +1002,7 @@ type SandboxesPauseRequest struct {
 
 func (x *SandboxesPauseRequest) Reset() {
 	*x = SandboxesPauseRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -943,7 +1014,7 @@ func (x *SandboxesPauseRequest) String() string {
 func (*SandboxesPauseRequest) ProtoMessage() {}
 
 func (x *SandboxesPauseRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[12]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -956,7 +1027,7 @@ func (x *SandboxesPauseRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesPauseRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesPauseRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{12}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
 }
 
 type SandboxesResumeRequest struct {
@@ -967,7 +1038,7 @@ type SandboxesResumeRequest struct {
 
 func (x *SandboxesResumeRequest) Reset() {
 	*x = SandboxesResumeRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1050,7 @@ func (x *SandboxesResumeRequest) String() string {
 func (*SandboxesResumeRequest) ProtoMessage() {}
 
 func (x *SandboxesResumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[13]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1063,7 @@ func (x *SandboxesResumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesResumeRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesResumeRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{13}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
 }
 
 type SandboxesWaitRequest struct {
@@ -1005,7 +1076,7 @@ type SandboxesWaitRequest struct {
 
 func (x *SandboxesWaitRequest) Reset() {
 	*x = SandboxesWaitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1017,7 +1088,7 @@ func (x *SandboxesWaitRequest) String() string {
 func (*SandboxesWaitRequest) ProtoMessage() {}
 
 func (x *SandboxesWaitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[14]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1030,7 +1101,7 @@ func (x *SandboxesWaitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesWaitRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesWaitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{14}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SandboxesWaitRequest) GetMax() *durationpb.Duration {
@@ -1050,7 +1121,7 @@ type SandboxesCommitRequest struct {
 
 func (x *SandboxesCommitRequest) Reset() {
 	*x = SandboxesCommitRequest{}
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1062,7 +1133,7 @@ func (x *SandboxesCommitRequest) String() string {
 func (*SandboxesCommitRequest) ProtoMessage() {}
 
 func (x *SandboxesCommitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_sandboxes_proto_msgTypes[15]
+	mi := &file_dsec_v1_sandboxes_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1075,7 +1146,7 @@ func (x *SandboxesCommitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SandboxesCommitRequest.ProtoReflect.Descriptor instead.
 func (*SandboxesCommitRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{15}
+	return file_dsec_v1_sandboxes_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SandboxesCommitRequest) GetName() string {
@@ -1089,7 +1160,7 @@ var File_dsec_v1_sandboxes_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\n" +
-	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x14dsec/v1/images.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"[\n" +
+	"\x17dsec/v1/sandboxes.proto\x12\adsec.v1\x1a\x13dsec/v1/admin.proto\x1a\x14dsec/v1/images.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"[\n" +
 	"\vEnvironment\x12\x12\n" +
 	"\x04base\x18\x01 \x01(\tR\x04base\x12\x1c\n" +
 	"\tworkspace\x18\x02 \x01(\tR\tworkspace\x12\x1a\n" +
@@ -1098,7 +1169,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12\x12\n" +
 	"\x04disk\x18\x03 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x04 \x01(\x05R\x04pids\"\xf2\x04\n" +
+	"\x04pids\x18\x04 \x01(\x05R\x04pids\"\x99\x05\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x126\n" +
 	"\venvironment\x18\x02 \x01(\v2\x14.dsec.v1.EnvironmentR\venvironment\x120\n" +
@@ -1115,13 +1186,19 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x06labels\x18\f \x03(\v2\x19.dsec.v1.Spec.LabelsEntryR\x06labels\x12\x10\n" +
 	"\x03job\x18\r \x01(\tR\x03job\x12\x18\n" +
 	"\aproject\x18\x0e \x01(\tR\aproject\x12\x18\n" +
-	"\anetwork\x18\x0f \x01(\tR\anetwork\x1a6\n" +
+	"\anetwork\x18\x0f \x01(\tR\anetwork\x12%\n" +
+	"\x03api\x18\x10 \x01(\v2\x13.dsec.v1.DelegationR\x03api\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe4\x04\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"^\n" +
+	"\n" +
+	"Delegation\x12\x16\n" +
+	"\x06rights\x18\x01 \x03(\tR\x06rights\x12$\n" +
+	"\x05quota\x18\x02 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\x12\x12\n" +
+	"\x04port\x18\x03 \x01(\x05R\x04port\"\xe4\x04\n" +
 	"\aSandbox\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12!\n" +
 	"\x04spec\x18\x02 \x01(\v2\r.dsec.v1.SpecR\x04spec\x12\x14\n" +
@@ -1200,77 +1277,81 @@ func file_dsec_v1_sandboxes_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_sandboxes_proto_rawDescData
 }
 
-var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_dsec_v1_sandboxes_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_dsec_v1_sandboxes_proto_goTypes = []any{
 	(*Environment)(nil),            // 0: dsec.v1.Environment
 	(*Resources)(nil),              // 1: dsec.v1.Resources
 	(*Spec)(nil),                   // 2: dsec.v1.Spec
-	(*Sandbox)(nil),                // 3: dsec.v1.Sandbox
-	(*Stage)(nil),                  // 4: dsec.v1.Stage
-	(*Usage)(nil),                  // 5: dsec.v1.Usage
-	(*SandboxesCreateRequest)(nil), // 6: dsec.v1.SandboxesCreateRequest
-	(*SandboxesGetRequest)(nil),    // 7: dsec.v1.SandboxesGetRequest
-	(*SandboxesListRequest)(nil),   // 8: dsec.v1.SandboxesListRequest
-	(*SandboxesListResponse)(nil),  // 9: dsec.v1.SandboxesListResponse
-	(*SandboxesExtendRequest)(nil), // 10: dsec.v1.SandboxesExtendRequest
-	(*SandboxesStopRequest)(nil),   // 11: dsec.v1.SandboxesStopRequest
-	(*SandboxesPauseRequest)(nil),  // 12: dsec.v1.SandboxesPauseRequest
-	(*SandboxesResumeRequest)(nil), // 13: dsec.v1.SandboxesResumeRequest
-	(*SandboxesWaitRequest)(nil),   // 14: dsec.v1.SandboxesWaitRequest
-	(*SandboxesCommitRequest)(nil), // 15: dsec.v1.SandboxesCommitRequest
-	nil,                            // 16: dsec.v1.Spec.EnvEntry
-	nil,                            // 17: dsec.v1.Spec.LabelsEntry
-	nil,                            // 18: dsec.v1.SandboxesListRequest.LabelsEntry
-	(*durationpb.Duration)(nil),    // 19: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
-	(*Image)(nil),                  // 21: dsec.v1.Image
+	(*Delegation)(nil),             // 3: dsec.v1.Delegation
+	(*Sandbox)(nil),                // 4: dsec.v1.Sandbox
+	(*Stage)(nil),                  // 5: dsec.v1.Stage
+	(*Usage)(nil),                  // 6: dsec.v1.Usage
+	(*SandboxesCreateRequest)(nil), // 7: dsec.v1.SandboxesCreateRequest
+	(*SandboxesGetRequest)(nil),    // 8: dsec.v1.SandboxesGetRequest
+	(*SandboxesListRequest)(nil),   // 9: dsec.v1.SandboxesListRequest
+	(*SandboxesListResponse)(nil),  // 10: dsec.v1.SandboxesListResponse
+	(*SandboxesExtendRequest)(nil), // 11: dsec.v1.SandboxesExtendRequest
+	(*SandboxesStopRequest)(nil),   // 12: dsec.v1.SandboxesStopRequest
+	(*SandboxesPauseRequest)(nil),  // 13: dsec.v1.SandboxesPauseRequest
+	(*SandboxesResumeRequest)(nil), // 14: dsec.v1.SandboxesResumeRequest
+	(*SandboxesWaitRequest)(nil),   // 15: dsec.v1.SandboxesWaitRequest
+	(*SandboxesCommitRequest)(nil), // 16: dsec.v1.SandboxesCommitRequest
+	nil,                            // 17: dsec.v1.Spec.EnvEntry
+	nil,                            // 18: dsec.v1.Spec.LabelsEntry
+	nil,                            // 19: dsec.v1.SandboxesListRequest.LabelsEntry
+	(*durationpb.Duration)(nil),    // 20: google.protobuf.Duration
+	(*Quota)(nil),                  // 21: dsec.v1.Quota
+	(*timestamppb.Timestamp)(nil),  // 22: google.protobuf.Timestamp
+	(*Image)(nil),                  // 23: dsec.v1.Image
 }
 var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	0,  // 0: dsec.v1.Spec.environment:type_name -> dsec.v1.Environment
 	1,  // 1: dsec.v1.Spec.resources:type_name -> dsec.v1.Resources
-	19, // 2: dsec.v1.Spec.ttl:type_name -> google.protobuf.Duration
-	19, // 3: dsec.v1.Spec.idle:type_name -> google.protobuf.Duration
-	16, // 4: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
-	17, // 5: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
-	2,  // 6: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
-	20, // 7: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
-	20, // 8: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
-	20, // 9: dsec.v1.Sandbox.ended:type_name -> google.protobuf.Timestamp
-	20, // 10: dsec.v1.Sandbox.last_used:type_name -> google.protobuf.Timestamp
-	4,  // 11: dsec.v1.Sandbox.stages:type_name -> dsec.v1.Stage
-	5,  // 12: dsec.v1.Sandbox.usage:type_name -> dsec.v1.Usage
-	19, // 13: dsec.v1.Sandbox.took:type_name -> google.protobuf.Duration
-	20, // 14: dsec.v1.Sandbox.paused:type_name -> google.protobuf.Timestamp
-	19, // 15: dsec.v1.Stage.took:type_name -> google.protobuf.Duration
-	19, // 16: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	2,  // 17: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
-	18, // 18: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
-	3,  // 19: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	19, // 20: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
-	19, // 21: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
-	6,  // 22: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
-	7,  // 23: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
-	8,  // 24: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
-	10, // 25: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
-	11, // 26: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
-	12, // 27: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.SandboxesPauseRequest
-	13, // 28: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.SandboxesResumeRequest
-	14, // 29: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
-	15, // 30: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
-	3,  // 31: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
-	3,  // 32: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
-	9,  // 33: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
-	3,  // 34: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
-	3,  // 35: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
-	3,  // 36: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.Sandbox
-	3,  // 37: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.Sandbox
-	3,  // 38: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
-	21, // 39: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
-	31, // [31:40] is the sub-list for method output_type
-	22, // [22:31] is the sub-list for method input_type
-	22, // [22:22] is the sub-list for extension type_name
-	22, // [22:22] is the sub-list for extension extendee
-	0,  // [0:22] is the sub-list for field type_name
+	20, // 2: dsec.v1.Spec.ttl:type_name -> google.protobuf.Duration
+	20, // 3: dsec.v1.Spec.idle:type_name -> google.protobuf.Duration
+	17, // 4: dsec.v1.Spec.env:type_name -> dsec.v1.Spec.EnvEntry
+	18, // 5: dsec.v1.Spec.labels:type_name -> dsec.v1.Spec.LabelsEntry
+	3,  // 6: dsec.v1.Spec.api:type_name -> dsec.v1.Delegation
+	21, // 7: dsec.v1.Delegation.quota:type_name -> dsec.v1.Quota
+	2,  // 8: dsec.v1.Sandbox.spec:type_name -> dsec.v1.Spec
+	22, // 9: dsec.v1.Sandbox.created:type_name -> google.protobuf.Timestamp
+	22, // 10: dsec.v1.Sandbox.expires:type_name -> google.protobuf.Timestamp
+	22, // 11: dsec.v1.Sandbox.ended:type_name -> google.protobuf.Timestamp
+	22, // 12: dsec.v1.Sandbox.last_used:type_name -> google.protobuf.Timestamp
+	5,  // 13: dsec.v1.Sandbox.stages:type_name -> dsec.v1.Stage
+	6,  // 14: dsec.v1.Sandbox.usage:type_name -> dsec.v1.Usage
+	20, // 15: dsec.v1.Sandbox.took:type_name -> google.protobuf.Duration
+	22, // 16: dsec.v1.Sandbox.paused:type_name -> google.protobuf.Timestamp
+	20, // 17: dsec.v1.Stage.took:type_name -> google.protobuf.Duration
+	20, // 18: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
+	2,  // 19: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
+	19, // 20: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
+	4,  // 21: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	20, // 22: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
+	20, // 23: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
+	7,  // 24: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
+	8,  // 25: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
+	9,  // 26: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
+	11, // 27: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
+	12, // 28: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
+	13, // 29: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.SandboxesPauseRequest
+	14, // 30: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.SandboxesResumeRequest
+	15, // 31: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
+	16, // 32: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
+	4,  // 33: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
+	4,  // 34: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
+	10, // 35: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
+	4,  // 36: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
+	4,  // 37: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
+	4,  // 38: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.Sandbox
+	4,  // 39: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.Sandbox
+	4,  // 40: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
+	23, // 41: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
+	33, // [33:42] is the sub-list for method output_type
+	24, // [24:33] is the sub-list for method input_type
+	24, // [24:24] is the sub-list for extension type_name
+	24, // [24:24] is the sub-list for extension extendee
+	0,  // [0:24] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }
@@ -1278,6 +1359,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 	if File_dsec_v1_sandboxes_proto != nil {
 		return
 	}
+	file_dsec_v1_admin_proto_init()
 	file_dsec_v1_images_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1285,7 +1367,7 @@ func file_dsec_v1_sandboxes_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_sandboxes_proto_rawDesc), len(file_dsec_v1_sandboxes_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   20,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

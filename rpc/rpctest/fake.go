@@ -430,16 +430,16 @@ func (s tokens) Revoke(ctx context.Context, name string) error {
 
 type projects struct{ f *Fake }
 
-func (s projects) Create(ctx context.Context, name dsec.ProjectID) (dsec.Project, error) {
+func (s projects) Create(ctx context.Context, p dsec.Project) (dsec.Project, error) {
 	if err := s.f.enter(ctx, "Projects.Create"); err != nil {
 		return dsec.Project{}, err
 	}
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	if slices.ContainsFunc(s.f.projects, func(p dsec.Project) bool { return p.Name == name }) {
-		return dsec.Project{}, dsec.Errorf(dsec.Exists, "project %q exists", string(name))
+	if slices.ContainsFunc(s.f.projects, func(o dsec.Project) bool { return o.Name == p.Name }) {
+		return dsec.Project{}, dsec.Errorf(dsec.Exists, "project %q exists", string(p.Name))
 	}
-	p := dsec.Project{Name: name, Created: time.Now().UTC()}
+	p.Created = time.Now().UTC()
 	s.f.projects = append(s.f.projects, p)
 	return p, nil
 }
@@ -451,6 +451,20 @@ func (s projects) List(ctx context.Context) ([]dsec.Project, error) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	return slices.Clone(s.f.projects), nil
+}
+
+func (s projects) Remove(ctx context.Context, name dsec.ProjectID) error {
+	if err := s.f.enter(ctx, "Projects.Remove"); err != nil {
+		return err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	all := len(s.f.projects)
+	s.f.projects = slices.DeleteFunc(s.f.projects, func(p dsec.Project) bool { return p.Name == name })
+	if len(s.f.projects) == all {
+		return dsec.Errorf(dsec.NotFound, "no project %q", string(name))
+	}
+	return nil
 }
 
 type nodes struct{ f *Fake }
