@@ -153,8 +153,8 @@ type Sandboxes interface {
 	// does not count. Pausing a paused sandbox returns its record; an ended one
 	// is Conflict, one whose kind cannot pause Unsupported.
 	//
-	// Any call on commands, files or ports of a paused sandbox, and Commit,
-	// resumes it first; Get, List, Wait, Extend and Stop do not.
+	// Any call on commands, files or ports of a paused sandbox resumes it first;
+	// the methods here, Resume apart, leave it as it is.
 	Pause(ctx context.Context, id SandboxID) (Sandbox, error)
 
 	// Resume lets a paused sandbox go on and returns once it answers. Resuming a

@@ -117,6 +117,7 @@ func (n *Node) resume(living []*entry) {
 		switch {
 		case e.rec.verdict.cause == "":
 			n.follow(e, e.machine)
+			n.adoptPause(e)
 			adopted = append(adopted, e)
 		case e.machine != nil:
 			n.end(e, e.rec.verdict, nobodyWaits)

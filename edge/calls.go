@@ -12,22 +12,50 @@ import (
 )
 
 // begin finds the machine for a call and counts the call, so that the sandbox
-// is not idle meanwhile; the caller calls e.finish. An ended sandbox is
-// Conflict, one whose node lost it Lost.
-func (n *Node) begin(id dsec.SandboxID) (*entry, driver.Machine, error) {
+// is not idle meanwhile; the caller calls e.finish. A paused sandbox is resumed
+// first. An ended sandbox is Conflict, one whose node lost it Lost.
+func (n *Node) begin(ctx context.Context, id dsec.SandboxID) (*entry, driver.Machine, error) {
 	e, err := n.get(id)
 	if err != nil {
 		return nil, nil, err
 	}
-	now := time.Now().UnixNano()
+	for {
+		e.mu.Lock()
+		if err := e.usable(); err != nil {
+			e.mu.Unlock()
+			return nil, nil, err
+		}
+		if e.turn == nil && e.rec.state != dsec.Paused {
+			e.use()
+			m := e.machine
+			e.mu.Unlock()
+			return e, m, nil
+		}
+		if err := n.awake(ctx, e, DetailCall); err != nil { // gives e.mu back
+			return nil, nil, err
+		}
+	}
+}
+
+// touch is begin for what a paused sandbox need not be resumed for.
+func (n *Node) touch(id dsec.SandboxID) (*entry, driver.Machine, error) {
+	e, err := n.get(id)
+	if err != nil {
+		return nil, nil, err
+	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if err := e.usable(); err != nil {
 		return nil, nil, err
 	}
-	e.calls++
-	e.lastUsed = now
+	e.use()
 	return e, e.machine, nil
+}
+
+// use counts a call that begins. Requires: e.mu held.
+func (e *entry) use() {
+	e.calls++
+	e.lastUsed = time.Now().UnixNano()
 }
 
 // usable says why nothing can be asked of e. Requires: e.mu held.
@@ -79,8 +107,8 @@ func (e *entry) explain(op string, err error) error {
 }
 
 // call runs f with the machine's guest as one counted call.
-func call[T any](n *Node, op string, on dsec.Call, f func(driver.Guest) (T, error)) (T, error) {
-	e, m, err := n.begin(on.Sandbox)
+func call[T any](ctx context.Context, n *Node, op string, on dsec.Call, f func(driver.Guest) (T, error)) (T, error) {
+	e, m, err := n.begin(ctx, on.Sandbox)
 	if err != nil {
 		var zero T
 		return zero, dsec.WithOp(op, on.Sandbox, err)
@@ -91,15 +119,15 @@ func call[T any](n *Node, op string, on dsec.Call, f func(driver.Guest) (T, erro
 }
 
 // do is call for what answers with an error alone.
-func do(n *Node, op string, on dsec.Call, f func(driver.Guest) error) error {
-	_, err := call(n, op, on, func(g driver.Guest) (struct{}, error) { return struct{}{}, f(g) })
+func do(ctx context.Context, n *Node, op string, on dsec.Call, f func(driver.Guest) error) error {
+	_, err := call(ctx, n, op, on, func(g driver.Guest) (struct{}, error) { return struct{}{}, f(g) })
 	return err
 }
 
 // stream runs a sequence of the guest as one call that lasts until its end.
-func stream[T any](n *Node, op string, on dsec.Call, f func(driver.Guest) iter.Seq2[T, error]) iter.Seq2[T, error] {
+func stream[T any](ctx context.Context, n *Node, op string, on dsec.Call, f func(driver.Guest) iter.Seq2[T, error]) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
-		e, m, err := n.begin(on.Sandbox)
+		e, m, err := n.begin(ctx, on.Sandbox)
 		if err != nil {
 			var zero T
 			yield(zero, dsec.WithOp(op, on.Sandbox, err))
@@ -128,118 +156,118 @@ var (
 )
 
 func (c commands) Start(ctx context.Context, on dsec.Call, cmd dsec.Command) (dsec.CommandStatus, error) {
-	return call(c.n, "edge.Start", on, func(g driver.Guest) (dsec.CommandStatus, error) {
+	return call(ctx, c.n, "edge.Start", on, func(g driver.Guest) (dsec.CommandStatus, error) {
 		return g.Commands().Start(ctx, on, cmd)
 	})
 }
 
 func (c commands) Run(ctx context.Context, on dsec.Call, cmd dsec.Command, stdin []byte) (dsec.Result, error) {
-	return call(c.n, "edge.Run", on, func(g driver.Guest) (dsec.Result, error) {
+	return call(ctx, c.n, "edge.Run", on, func(g driver.Guest) (dsec.Result, error) {
 		return g.Commands().Run(ctx, on, cmd, stdin)
 	})
 }
 
 func (c commands) Attach(ctx context.Context, on dsec.Call, id dsec.CommandID, offset int64) iter.Seq2[dsec.Output, error] {
-	return stream(c.n, "edge.Attach", on, func(g driver.Guest) iter.Seq2[dsec.Output, error] {
+	return stream(ctx, c.n, "edge.Attach", on, func(g driver.Guest) iter.Seq2[dsec.Output, error] {
 		return g.Commands().Attach(ctx, on, id, offset)
 	})
 }
 
 func (c commands) Read(ctx context.Context, on dsec.Call, id dsec.CommandID, s dsec.Stream, offset int64, max int) ([]byte, error) {
-	return call(c.n, "edge.Read", on, func(g driver.Guest) ([]byte, error) {
+	return call(ctx, c.n, "edge.Read", on, func(g driver.Guest) ([]byte, error) {
 		return g.Commands().Read(ctx, on, id, s, offset, max)
 	})
 }
 
 func (c commands) Write(ctx context.Context, on dsec.Call, id dsec.CommandID, in dsec.StdinWrite) (int64, error) {
-	return call(c.n, "edge.Write", on, func(g driver.Guest) (int64, error) {
+	return call(ctx, c.n, "edge.Write", on, func(g driver.Guest) (int64, error) {
 		return g.Commands().Write(ctx, on, id, in)
 	})
 }
 
 func (c commands) Resize(ctx context.Context, on dsec.Call, id dsec.CommandID, size dsec.WinSize) error {
-	return do(c.n, "edge.Resize", on, func(g driver.Guest) error { return g.Commands().Resize(ctx, on, id, size) })
+	return do(ctx, c.n, "edge.Resize", on, func(g driver.Guest) error { return g.Commands().Resize(ctx, on, id, size) })
 }
 
 func (c commands) Signal(ctx context.Context, on dsec.Call, id dsec.CommandID, sig string) error {
-	return do(c.n, "edge.Signal", on, func(g driver.Guest) error { return g.Commands().Signal(ctx, on, id, sig) })
+	return do(ctx, c.n, "edge.Signal", on, func(g driver.Guest) error { return g.Commands().Signal(ctx, on, id, sig) })
 }
 
 func (c commands) Wait(ctx context.Context, on dsec.Call, id dsec.CommandID) (dsec.CommandStatus, error) {
-	return call(c.n, "edge.WaitCommand", on, func(g driver.Guest) (dsec.CommandStatus, error) {
+	return call(ctx, c.n, "edge.WaitCommand", on, func(g driver.Guest) (dsec.CommandStatus, error) {
 		return g.Commands().Wait(ctx, on, id)
 	})
 }
 
 func (c commands) List(ctx context.Context, on dsec.Call) ([]dsec.CommandStatus, error) {
-	return call(c.n, "edge.ListCommands", on, func(g driver.Guest) ([]dsec.CommandStatus, error) {
+	return call(ctx, c.n, "edge.ListCommands", on, func(g driver.Guest) ([]dsec.CommandStatus, error) {
 		return g.Commands().List(ctx, on)
 	})
 }
 
 func (f files) Stat(ctx context.Context, on dsec.Call, op dsec.FileOp) (dsec.FileInfo, error) {
-	return call(f.n, "edge.Stat", on, func(g driver.Guest) (dsec.FileInfo, error) { return g.Files().Stat(ctx, on, op) })
+	return call(ctx, f.n, "edge.Stat", on, func(g driver.Guest) (dsec.FileInfo, error) { return g.Files().Stat(ctx, on, op) })
 }
 
 func (f files) List(ctx context.Context, on dsec.Call, op dsec.FileOp, depth int) iter.Seq2[dsec.FileInfo, error] {
-	return stream(f.n, "edge.ListFiles", on, func(g driver.Guest) iter.Seq2[dsec.FileInfo, error] {
+	return stream(ctx, f.n, "edge.ListFiles", on, func(g driver.Guest) iter.Seq2[dsec.FileInfo, error] {
 		return g.Files().List(ctx, on, op, depth)
 	})
 }
 
 // Read's call lasts until the reader is closed.
 func (f files) Read(ctx context.Context, on dsec.Call, op dsec.FileOp, r dsec.ReadRange) (io.ReadCloser, error) {
-	return f.reader("edge.ReadFile", on, func(g driver.Guest) (io.ReadCloser, error) { return g.Files().Read(ctx, on, op, r) })
+	return f.reader(ctx, "edge.ReadFile", on, func(g driver.Guest) (io.ReadCloser, error) { return g.Files().Read(ctx, on, op, r) })
 }
 
 func (f files) Write(ctx context.Context, on dsec.Call, op dsec.FileOp, opt dsec.WriteOptions, r io.Reader) (dsec.FileInfo, error) {
-	return call(f.n, "edge.WriteFile", on, func(g driver.Guest) (dsec.FileInfo, error) {
+	return call(ctx, f.n, "edge.WriteFile", on, func(g driver.Guest) (dsec.FileInfo, error) {
 		return g.Files().Write(ctx, on, op, opt, r)
 	})
 }
 
 func (f files) Mkdir(ctx context.Context, on dsec.Call, op dsec.FileOp, mode uint32) error {
-	return do(f.n, "edge.Mkdir", on, func(g driver.Guest) error { return g.Files().Mkdir(ctx, on, op, mode) })
+	return do(ctx, f.n, "edge.Mkdir", on, func(g driver.Guest) error { return g.Files().Mkdir(ctx, on, op, mode) })
 }
 
 func (f files) Move(ctx context.Context, on dsec.Call, op dsec.FileOp, to string) error {
-	return do(f.n, "edge.Move", on, func(g driver.Guest) error { return g.Files().Move(ctx, on, op, to) })
+	return do(ctx, f.n, "edge.Move", on, func(g driver.Guest) error { return g.Files().Move(ctx, on, op, to) })
 }
 
 func (f files) Remove(ctx context.Context, on dsec.Call, op dsec.FileOp) error {
-	return do(f.n, "edge.Remove", on, func(g driver.Guest) error { return g.Files().Remove(ctx, on, op) })
+	return do(ctx, f.n, "edge.Remove", on, func(g driver.Guest) error { return g.Files().Remove(ctx, on, op) })
 }
 
 func (f files) Chmod(ctx context.Context, on dsec.Call, op dsec.FileOp, mode uint32) error {
-	return do(f.n, "edge.Chmod", on, func(g driver.Guest) error { return g.Files().Chmod(ctx, on, op, mode) })
+	return do(ctx, f.n, "edge.Chmod", on, func(g driver.Guest) error { return g.Files().Chmod(ctx, on, op, mode) })
 }
 
 func (f files) Chown(ctx context.Context, on dsec.Call, op dsec.FileOp, owner string) error {
-	return do(f.n, "edge.Chown", on, func(g driver.Guest) error { return g.Files().Chown(ctx, on, op, owner) })
+	return do(ctx, f.n, "edge.Chown", on, func(g driver.Guest) error { return g.Files().Chown(ctx, on, op, owner) })
 }
 
 func (f files) Symlink(ctx context.Context, on dsec.Call, op dsec.FileOp, target string) error {
-	return do(f.n, "edge.Symlink", on, func(g driver.Guest) error { return g.Files().Symlink(ctx, on, op, target) })
+	return do(ctx, f.n, "edge.Symlink", on, func(g driver.Guest) error { return g.Files().Symlink(ctx, on, op, target) })
 }
 
 func (f files) Watch(ctx context.Context, on dsec.Call, op dsec.FileOp, opt dsec.WatchOptions) iter.Seq2[dsec.WatchEvent, error] {
-	return stream(f.n, "edge.Watch", on, func(g driver.Guest) iter.Seq2[dsec.WatchEvent, error] {
+	return stream(ctx, f.n, "edge.Watch", on, func(g driver.Guest) iter.Seq2[dsec.WatchEvent, error] {
 		return g.Files().Watch(ctx, on, op, opt)
 	})
 }
 
 // Pack's call lasts until the reader is closed.
 func (f files) Pack(ctx context.Context, on dsec.Call, op dsec.FileOp) (io.ReadCloser, error) {
-	return f.reader("edge.Pack", on, func(g driver.Guest) (io.ReadCloser, error) { return g.Files().Pack(ctx, on, op) })
+	return f.reader(ctx, "edge.Pack", on, func(g driver.Guest) (io.ReadCloser, error) { return g.Files().Pack(ctx, on, op) })
 }
 
 func (f files) Unpack(ctx context.Context, on dsec.Call, op dsec.FileOp, r io.Reader) error {
-	return do(f.n, "edge.Unpack", on, func(g driver.Guest) error { return g.Files().Unpack(ctx, on, op, r) })
+	return do(ctx, f.n, "edge.Unpack", on, func(g driver.Guest) error { return g.Files().Unpack(ctx, on, op, r) })
 }
 
 // reader is call for what goes on after it has answered.
-func (f files) reader(op string, on dsec.Call, open func(driver.Guest) (io.ReadCloser, error)) (io.ReadCloser, error) {
-	e, m, err := f.n.begin(on.Sandbox)
+func (f files) reader(ctx context.Context, op string, on dsec.Call, open func(driver.Guest) (io.ReadCloser, error)) (io.ReadCloser, error) {
+	e, m, err := f.n.begin(ctx, on.Sandbox)
 	if err != nil {
 		return nil, dsec.WithOp(op, on.Sandbox, err)
 	}
@@ -278,7 +306,7 @@ func (r *countedReader) Close() error {
 // somebody is not idle.
 func (p ports) Dial(ctx context.Context, on dsec.Call, port int) (dsec.PortConn, error) {
 	const op = "edge.Dial"
-	e, m, err := p.n.begin(on.Sandbox)
+	e, m, err := p.n.begin(ctx, on.Sandbox)
 	if err != nil {
 		return nil, dsec.WithOp(op, on.Sandbox, err)
 	}

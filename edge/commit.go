@@ -26,7 +26,7 @@ func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 	if src.Name, src.Version = dsec.SplitImageName(name); src.Version == "" {
 		return dsec.Image{}, dsec.Errorf(dsec.Invalid, "image name %q has no version: a commit makes name@version", name)
 	}
-	e, m, err := n.begin(id)
+	e, m, err := n.touch(id)
 	if err != nil {
 		return dsec.Image{}, err
 	}

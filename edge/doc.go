@@ -19,7 +19,7 @@
 // What a restart finds (Open):
 //
 //	record        machine   becomes
-//	alive         there     running again
+//	alive         there     running again; paused if both say so
 //	ending        there     stopped now, with the cause it was to have
 //	ending        gone      ended with that cause
 //	alive         gone      failed guest-died; lost node-lost if the node was rebooted
@@ -29,6 +29,9 @@
 // Invariants:
 //   - A sandbox that can be seen as running has a record in the journal and a
 //     machine. A create that fails leaves neither.
+//   - A sandbox that is recorded as paused stands still, and nothing is asked of
+//     its guest before it was resumed. It turns to a state once however many
+//     ask for it.
 //   - A sandbox ends once, with one cause: the first that asks for the end.
 //   - No lock is held across I/O, save logMu across the append of a record.
 //   - Lock order: logMu, Node.mu, entry.mu, timers.mu.

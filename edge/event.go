@@ -18,6 +18,10 @@ type Events struct {
 	JournalHeal  func()
 	Checkpoint   func(CheckpointEvent)
 	DiskFull     func(id dsec.SandboxID, used, limit int64) // it is ended
+	Paused       func(PausedEvent)
+	Resumed      func(ResumedEvent)
+	Reclaimed    func(ReclaimedEvent)
+	Pressure     func(PressureEvent)
 }
 
 // CreatedEvent is a sandbox that runs.
@@ -69,6 +73,36 @@ type CheckpointEvent struct {
 	Took    time.Duration
 }
 
+// PausedEvent is a sandbox that stands still.
+type PausedEvent struct {
+	ID     dsec.SandboxID
+	Detail string // DetailPressure; empty when somebody asked for it
+	Took   time.Duration
+}
+
+// ResumedEvent is a sandbox that goes on.
+type ResumedEvent struct {
+	ID        dsec.SandboxID
+	Detail    string // DetailCall or DetailRestart; empty when somebody asked for it
+	Reclaimed int64  // bytes that had come back
+	Took      time.Duration
+}
+
+// ReclaimedEvent is memory of a paused sandbox that came back.
+type ReclaimedEvent struct {
+	ID    dsec.SandboxID
+	Bytes int64
+	Took  time.Duration
+	Error error // why it was not more; nil if that is all there is
+}
+
+// PressureEvent is the node beginning, or ceasing, to be short of memory.
+type PressureEvent struct {
+	On        bool
+	Pressure  float64 // share of time waited for memory
+	Available int64   // bytes
+}
+
 // withDefaults makes every callback callable.
 func (e Events) withDefaults() Events {
 	if e.Created == nil {
@@ -97,6 +131,18 @@ func (e Events) withDefaults() Events {
 	}
 	if e.DiskFull == nil {
 		e.DiskFull = func(dsec.SandboxID, int64, int64) {}
+	}
+	if e.Paused == nil {
+		e.Paused = func(PausedEvent) {}
+	}
+	if e.Resumed == nil {
+		e.Resumed = func(ResumedEvent) {}
+	}
+	if e.Reclaimed == nil {
+		e.Reclaimed = func(ReclaimedEvent) {}
+	}
+	if e.Pressure == nil {
+		e.Pressure = func(PressureEvent) {}
 	}
 	return e
 }

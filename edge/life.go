@@ -141,6 +141,7 @@ func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 	u.Commands, u.Pids, u.Memory = 0, 0, 0
 	created := rec.state == dsec.Creating // it has no record yet
 	rec.state, rec.verdict, rec.ended, rec.usage = end.state, end.verdict, now.UnixNano(), &u
+	rec.paused, rec.reclaimed = 0, 0
 	c := change{
 		Op: opEnded, ID: e.id, State: end.state, Cause: end.cause, Detail: end.detail, Ended: rec.ended, Usage: rec.usage,
 	}
@@ -248,7 +249,7 @@ func (e *entry) dueAt(now int64) (int64, bool) {
 		return 0, false
 	}
 	due := e.rec.expires
-	if idle := int64(e.rec.spec.spec.Idle); idle > 0 {
+	if idle := int64(e.rec.spec.spec.Idle); idle > 0 && e.rec.state != dsec.Paused {
 		last := e.lastUsed
 		if e.busy() {
 			last = now

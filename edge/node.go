@@ -50,6 +50,12 @@ type Limits struct {
 	DiskReserve    int64         // bytes that stay free; default 1/20 of the disk, at most 2 GiB
 	TaskReserve    int           // processes and threads that stay free; default 1/16 of the host's
 	MemoryPressure float64       // share of time waited for memory above which creates are refused; default 60
+
+	// When idle sandboxes are paused for their memory; see pressure.go.
+	PausePressure float64       // share of time waited for memory from which it begins; default 15, negative never
+	PauseRelief   float64       // share at which it ends; default a third of PausePressure
+	PauseWater    int64         // bytes available below which it begins too; default 1/10 of the host's
+	PauseIdle     time.Duration // how long idle a sandbox must be; default 10 s
 }
 
 func (l Limits) withDefaults(h HostSample) Limits {
@@ -63,6 +69,10 @@ func (l Limits) withDefaults(h HostSample) Limits {
 	set(&l.DiskReserve, min(h.Disk/20, 2<<30))
 	set(&l.TaskReserve, h.MaxTasks/16)
 	set(&l.MemoryPressure, 60)
+	set(&l.PausePressure, 15)
+	set(&l.PauseRelief, l.PausePressure/3)
+	set(&l.PauseWater, h.Memory/10)
+	set(&l.PauseIdle, 10*time.Second)
 	return l
 }
 
@@ -84,6 +94,7 @@ type Node struct {
 	timers  *timers
 	gate    gate
 	enders  chan struct{} // slots of ends that nobody waits for
+	reclaim *reclaims
 
 	life context.Context // of what outlives a request: ends, keyed creates; Close ends it
 	kill context.CancelCauseFunc
@@ -122,6 +133,7 @@ type entry struct {
 	calls    int32 // in progress
 	running  int32 // commands, as the guest tells; unknown (-1) counts as busy
 	commit   bool  // a commit is under way
+	turn     *turn // a pause or resume under way
 	disk     int64 // as measured last
 	measured int64 // when
 
@@ -185,6 +197,7 @@ func newNode(cfg Config) (*Node, error) {
 		drivers:  map[dsec.Kind]driver.Driver{},
 		timers:   newTimers(),
 		enders:   make(chan struct{}, enderSlots),
+		reclaim:  newReclaims(),
 		byID:     map[dsec.SandboxID]*entry{},
 		keys:     map[keyID]*entry{},
 		creating: map[keyID]*creation{},
@@ -233,6 +246,8 @@ func (n *Node) Run(ctx context.Context) error {
 	defer loops.Wait()
 	defer stop()
 	loops.Go(func() { n.timers.run(ctx, n.fire) })
+	loops.Go(func() { n.runReclaims(ctx) })
+	loops.Go(func() { n.watchPressure(ctx) })
 	if n.cfg.Measure != nil {
 		loops.Go(func() { n.watchDisk(ctx) })
 	}

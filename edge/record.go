@@ -20,6 +20,9 @@ const (
 	opEnding    = "ending"    // its end was decided
 	opEnded     = "ended"     // nothing of it is left
 	opExtended  = "extended"  // its time to live was moved
+	opPaused    = "paused"    // it stands still since At
+	opReclaimed = "reclaimed" // so much memory came back of the pause that began at At
+	opResumed   = "resumed"   // it goes on
 	opCommitted = "committed" // an image was made from it; for people
 	opForgotten = "forgotten" // tombstones, in checkpoints only
 )
@@ -46,6 +49,9 @@ type change struct {
 	Image    string          `json:"image,omitempty"`
 	Digest   string          `json:"digest,omitempty"`
 	Tombs    []uint64        `json:"tombs,omitempty"`
+
+	Paused    int64 `json:"paused,omitempty"`
+	Reclaimed int64 `json:"reclaimed,omitempty"`
 }
 
 type stage struct {
@@ -81,7 +87,7 @@ func decodeChange(b []byte) (change, error) {
 		if c.ID == "" || len(c.Spec) == 0 || c.At == 0 {
 			return change{}, fmt.Errorf("created record without id, spec or time")
 		}
-	case opEnding, opEnded, opExtended, opCommitted:
+	case opEnding, opEnded, opExtended, opCommitted, opPaused, opReclaimed, opResumed:
 		if c.ID == "" {
 			return change{}, fmt.Errorf("%s record without id", c.Op)
 		}
@@ -105,6 +111,32 @@ type record struct {
 	stages  []dsec.Stage
 	took    time.Duration
 	usage   *dsec.Usage // final figures
+
+	paused    int64 // since when, while state is Paused
+	reclaimed int64 // bytes, while state is Paused
+}
+
+// pausedAt gives r as it is while it stands still.
+func (r *record) pausedAt(at int64) *record {
+	c := *r
+	c.state, c.paused, c.reclaimed = dsec.Paused, at, 0
+	return &c
+}
+
+// gaveBack gives r with what came back of the pause that began at a time.
+func (r *record) gaveBack(since, bytes int64) *record {
+	c := *r
+	if c.paused == since {
+		c.reclaimed = bytes
+	}
+	return &c
+}
+
+// goingOn gives r as it is after a pause.
+func (r *record) goingOn() *record {
+	c := *r
+	c.state, c.paused, c.reclaimed = dsec.Running, 0, 0
+	return &c
 }
 
 // verdict says how a sandbox is to end.
@@ -133,7 +165,7 @@ func (r *record) change(id dsec.SandboxID, lastUsed int64) change {
 	c := change{
 		Op: opCreated, ID: id, At: r.created, Spec: r.spec.json, Layers: *r.layers, Key: r.key, Took: r.took,
 		Expires: r.expires, LastUsed: lastUsed, Cause: r.verdict.cause, Detail: r.verdict.detail,
-		Ended: r.ended, Usage: r.usage,
+		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed,
 	}
 	if r.verdict.cause != "" {
 		c.State = r.verdict.state
@@ -151,7 +183,7 @@ func (r *record) sandbox(id dsec.SandboxID, node string) dsec.Sandbox {
 		ID: id, Spec: cloneSpec(r.spec.spec), State: r.state, Node: node,
 		Created: stamp(r.created), Expires: stamp(r.expires), Ended: stamp(r.ended),
 		Stages: append([]dsec.Stage(nil), r.stages...), Layers: append([]string(nil), *r.layers...),
-		Key: r.key, Took: r.took,
+		Key: r.key, Took: r.took, Paused: stamp(r.paused), Reclaimed: r.reclaimed,
 	}
 	if r.state.Ended() {
 		sb.Cause, sb.Detail = r.verdict.cause, r.verdict.detail

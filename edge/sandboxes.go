@@ -115,7 +115,7 @@ func (n *Node) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Duration)
 	if ttl < dsec.MinTTL || ttl > dsec.MaxTTL {
 		return dsec.Sandbox{}, dsec.WithOp(op, id, dsec.Errorf(dsec.Invalid, "ttl %v is not between %v and %v", ttl, dsec.MinTTL, dsec.MaxTTL))
 	}
-	e, _, err := n.begin(id)
+	e, _, err := n.touch(id)
 	if err != nil {
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
 	}
@@ -133,7 +133,9 @@ func (n *Node) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Duration)
 		e.rec = &r
 	})
 	if err == nil && over {
-		_, _, err = n.begin(id)
+		e.mu.Lock()
+		err = e.usable()
+		e.mu.Unlock()
 	}
 	if err != nil {
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)

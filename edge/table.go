@@ -150,11 +150,18 @@ func (n *Node) apply(c change) error {
 	switch c.Op {
 	case opExtended:
 		r.expires = c.Expires
+	case opPaused:
+		r = *r.pausedAt(c.At)
+	case opReclaimed:
+		r = *r.gaveBack(c.At, c.Reclaimed)
+	case opResumed:
+		r = *r.goingOn()
 	case opEnding:
 		r.verdict = verdict{c.State, c.Cause, n.intern.name(c.Detail)}
 	case opEnded:
 		r.verdict = verdict{c.State, c.Cause, n.intern.name(c.Detail)}
 		r.state, r.ended, r.usage = c.State, c.Ended, c.Usage
+		r.paused, r.reclaimed = 0, 0
 		n.alive--
 	}
 	e.rec = &r
@@ -174,8 +181,12 @@ func (n *Node) revive(c change) (*entry, error) {
 	if c.Cause != "" {
 		r.verdict = verdict{c.State, c.Cause, n.intern.name(c.Detail)}
 	}
-	if c.Ended != 0 {
+	switch {
+	case c.Ended != 0:
 		r.state = c.State
+	case c.Paused != 0:
+		r = r.pausedAt(c.Paused)
+		r.reclaimed = c.Reclaimed
 	}
 	for _, s := range c.Stages {
 		r.stages = append(r.stages, dsec.Stage{Name: n.intern.name(s.Name), Took: s.Took})
