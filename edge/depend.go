@@ -9,7 +9,7 @@ import (
 )
 
 // Journal is the node's write-ahead log as the edge needs it. Package journal
-// has the real one, made to fit by LogOf; it must be safe for concurrent use.
+// has the real one, made to fit by Log; it must be safe for concurrent use.
 type Journal interface {
 	// Append adds a record and returns without waiting for the disk. A record
 	// whose Append returned survives the end of this process.
@@ -19,10 +19,16 @@ type Journal interface {
 	// checkpoint's own first. The payload is f's for the call only.
 	Replay(f func(payload []byte) error) error
 
-	// Checkpoint replaces all records appended before the call by those that
-	// save writes. Records appended while it runs may or may not be reflected
-	// in what save writes, and are replayed after it.
-	Checkpoint(save func(add func(payload []byte) error) error) error
+	// Own says once, before Replay, how the table is saved: save adds records
+	// that stand for all appended before it was called, and saved is called when
+	// they have replaced those. Records appended while save runs may or may not
+	// be reflected in what it adds, and are replayed after it. Both are called
+	// with none of the journal's locks that Append needs.
+	Own(save func(add func(payload []byte) error) error, saved func()) error
+
+	// Checkpoint has save called and lets go of what it replaces. Others who
+	// share the journal may have it called too.
+	Checkpoint() error
 }
 
 // Names resolves what a Spec's environment names.

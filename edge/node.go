@@ -103,6 +103,8 @@ type Node struct {
 	logMu    sync.Mutex // held over append and the change of the table that it describes
 	appended int        // records since the last checkpoint; guarded by logMu
 	broken   atomic.Bool
+	saving   saving        // a checkpoint under way
+	settled  chan struct{} // closed when Open has adopted all
 
 	mu       sync.RWMutex
 	byID     map[dsec.SandboxID]*entry
@@ -160,6 +162,9 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := n.cfg.Journal.Own(n.save, n.saved); err != nil {
+		return nil, fmt.Errorf("own journal: %w", err)
+	}
 	old, err := n.replay()
 	if err != nil {
 		return nil, fmt.Errorf("replay journal: %w", err)
@@ -169,6 +174,7 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		n.halt() // and no checkpoint: the table is half adopted
 		return nil, err
 	}
+	close(n.settled)
 	return n, nil
 }
 
@@ -201,6 +207,7 @@ func newNode(cfg Config) (*Node, error) {
 		byID:     map[dsec.SandboxID]*entry{},
 		keys:     map[keyID]*entry{},
 		creating: map[keyID]*creation{},
+		settled:  make(chan struct{}),
 	}
 	for _, d := range cfg.Drivers {
 		if n.drivers[d.Kind()] != nil {

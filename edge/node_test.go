@@ -24,7 +24,7 @@ func TestLifeOfASandbox(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer j.Close()
-	r.journal = edge.Log{Journal: j}
+	r.journal = &edge.Log{Journal: j}
 	n := r.open()
 	defer r.close()
 

@@ -288,7 +288,7 @@ func TestCheckpointOfTheRealJournal(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		r.journal = edge.Log{Journal: j}
+		r.journal = &edge.Log{Journal: j}
 		r.open()
 		return j
 	}

@@ -26,6 +26,13 @@ type memJournal struct {
 	dead    bool  // the process that appends was killed
 	left    int   // appends until it is killed; 0 means never
 	onKill  func()
+	save    func(func([]byte) error) error
+	saved   func()
+}
+
+func (j *memJournal) Own(save func(func([]byte) error) error, saved func()) error {
+	j.save, j.saved = save, saved
+	return nil
 }
 
 var errKilled = errors.New("killed")
@@ -63,7 +70,7 @@ func (j *memJournal) Replay(f func([]byte) error) error {
 	return nil
 }
 
-func (j *memJournal) Checkpoint(save func(func([]byte) error) error) error {
+func (j *memJournal) Checkpoint() error {
 	j.mu.Lock()
 	upTo := len(j.records)
 	err := j.fail
@@ -75,12 +82,13 @@ func (j *memJournal) Checkpoint(save func(func([]byte) error) error) error {
 		return err
 	}
 	var snap [][]byte
-	if err := save(func(b []byte) error { snap = append(snap, slices.Clone(b)); return nil }); err != nil {
+	if err := j.save(func(b []byte) error { snap = append(snap, slices.Clone(b)); return nil }); err != nil {
 		return err
 	}
 	j.mu.Lock()
-	defer j.mu.Unlock()
 	j.records = append(snap, j.records[upTo:]...)
+	j.mu.Unlock()
+	j.saved()
 	return nil
 }
 

@@ -142,8 +142,9 @@ func BenchmarkCall(b *testing.B) {
 // discard is a Journal that keeps nothing.
 type discard struct{}
 
-func (discard) Append([]byte) error                             { return nil }
-func (discard) Replay(func([]byte) error) error                 { return nil }
-func (discard) Checkpoint(func(func([]byte) error) error) error { return nil }
+func (discard) Own(func(func([]byte) error) error, func()) error { return nil }
+func (discard) Append([]byte) error                              { return nil }
+func (discard) Replay(func([]byte) error) error                  { return nil }
+func (discard) Checkpoint() error                                { return nil }
 
 var _ edge.Journal = discard{}

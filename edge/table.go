@@ -2,6 +2,7 @@ package edge
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -48,53 +49,78 @@ func (n *Node) maintain() bool {
 
 // checkpoint replaces the journal's records by the table.
 func (n *Node) checkpoint() error {
-	begin, count, covered := time.Now(), 0, 0
 	wasBroken := n.broken.Load()
-	err := n.cfg.Journal.Checkpoint(func(add func([]byte) error) error {
-		type kept struct {
-			id   dsec.SandboxID
-			rec  *record
-			used int64
-		}
-		n.logMu.Lock()
-		n.mu.RLock()
-		all := make([]kept, 0, len(n.order))
-		for _, e := range n.order {
-			e.mu.Lock()
-			if e.rec.state != dsec.Creating {
-				all = append(all, kept{e.id, e.rec, e.lastUsed})
-			}
-			e.mu.Unlock()
-		}
-		tombs := n.tombs.list()
-		covered = n.appended
-		n.mu.RUnlock()
-		n.logMu.Unlock()
-
-		for _, c := range []change{{Op: opForgotten, Tombs: tombs}, {Op: opBoot, Boot: n.cfg.Boot}} {
-			if err := add(c.encode()); err != nil {
-				return err
-			}
-		}
-		for _, k := range all {
-			if err := add(k.rec.change(k.id, k.used).encode()); err != nil {
-				return err
-			}
-		}
-		count = len(all)
-		return nil
-	})
-	if err != nil {
+	if err := n.cfg.Journal.Checkpoint(); err != nil {
 		return fmt.Errorf("checkpoint: %w", err)
 	}
-	n.logMu.Lock()
-	n.appended -= covered
-	n.logMu.Unlock()
 	if wasBroken && n.broken.CompareAndSwap(true, false) {
 		n.events.JournalHeal()
 	}
-	n.events.Checkpoint(CheckpointEvent{Records: count, Took: time.Since(begin)})
 	return nil
+}
+
+// saving is what save has added, until saved. The journal calls the two in
+// turns, so it needs no lock.
+type saving struct {
+	begin   time.Time
+	records int
+	covered int
+}
+
+// save adds the table to a checkpoint. It waits for an Open under way: before
+// that the table does not say yet what became of its sandboxes.
+func (n *Node) save(add func([]byte) error) error {
+	select {
+	case <-n.settled:
+	case <-n.life.Done():
+		select {
+		case <-n.settled: // closed later
+		default:
+			return errors.New("the table is half adopted")
+		}
+	}
+	type kept struct {
+		id   dsec.SandboxID
+		rec  *record
+		used int64
+	}
+	s := saving{begin: time.Now()}
+	n.logMu.Lock()
+	n.mu.RLock()
+	all := make([]kept, 0, len(n.order))
+	for _, e := range n.order {
+		e.mu.Lock()
+		if e.rec.state != dsec.Creating {
+			all = append(all, kept{e.id, e.rec, e.lastUsed})
+		}
+		e.mu.Unlock()
+	}
+	tombs := n.tombs.list()
+	s.covered = n.appended
+	n.mu.RUnlock()
+	n.logMu.Unlock()
+
+	for _, c := range []change{{Op: opForgotten, Tombs: tombs}, {Op: opBoot, Boot: n.cfg.Boot}} {
+		if err := add(c.encode()); err != nil {
+			return err
+		}
+	}
+	for _, k := range all {
+		if err := add(k.rec.change(k.id, k.used).encode()); err != nil {
+			return err
+		}
+	}
+	s.records = len(all)
+	n.saving = s
+	return nil
+}
+
+// saved is called when what save added has replaced the records before.
+func (n *Node) saved() {
+	n.logMu.Lock()
+	n.appended -= n.saving.covered
+	n.logMu.Unlock()
+	n.events.Checkpoint(CheckpointEvent{Records: n.saving.records, Took: time.Since(n.saving.begin)})
 }
 
 // replay rebuilds the table from the journal. It returns the boot that the

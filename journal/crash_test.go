@@ -55,7 +55,7 @@ func (m *model) check(fs *journaltest.CrashFS, least uint64, r *rand.Rand) error
 		return fmt.Errorf("stats say %+v, replay ended at %d", s, last)
 	}
 	next := &model{payloads: append(slices.Clone(m.payloads[:last+1]), []byte("after the crash"))}
-	if _, err := j.Append(kindOf(next.payloads[last+1]), next.payloads[last+1]); err != nil {
+	if _, _, err := j.Append(kindOf(next.payloads[last+1]), next.payloads[last+1]); err != nil {
 		return err
 	}
 	again, err := journal.Open("j", journal.Options{FS: fs.PowerCut(r), SegmentSize: segmentSize})
@@ -183,7 +183,7 @@ func crashRun(t *testing.T, seed uint64) bool {
 			m.mu.Lock()
 			m.payloads = append(m.payloads[:m.appended+1], payload)
 			m.mu.Unlock()
-			seq, err := j.Append(kindOf(payload), payload)
+			seq, _, err := j.Append(kindOf(payload), payload)
 			if errors.Is(err, journal.ErrWrite) && errors.Is(err, syscall.ENOSPC) {
 				continue
 			}
@@ -202,7 +202,9 @@ func crashRun(t *testing.T, seed uint64) bool {
 			upTo := max(j.Stats().Snapshot, m.appended-min(m.appended-1, rng.Uint64N(4)))
 			state := m.state(upTo)
 			err := j.Checkpoint(ctx, upTo, func(s *journal.Snapshot) error {
-				return errors.Join(s.Add(1, state), s.Add(2, make([]byte, rng.IntN(2000))))
+				_, err1 := s.Add(1, state)
+				_, err2 := s.Add(2, make([]byte, rng.IntN(2000)))
+				return errors.Join(err1, err2)
 			})
 			if err != nil && !errors.Is(err, syscall.ENOSPC) { // a fault left from above
 				t.Fatalf("seed %d: checkpoint %d: %v", seed, upTo, err)
@@ -230,17 +232,17 @@ func crashRun(t *testing.T, seed uint64) bool {
 // if it does not, what it makes of them must be stable.
 func FuzzRecover(f *testing.F) {
 	disk := journaltest.NewCrashFS()
-	j, err := journal.Open("j", journal.Options{FS: disk})
+	j, err := journal.Open("j", journal.Options{FS: disk, SegmentSize: segmentSize})
 	if err != nil {
 		f.Fatal(err)
 	}
 	for i := range 5 {
-		if _, err := j.AppendSync(context.Background(), journal.Kind(i), make([]byte, i*10)); err != nil {
+		if _, _, err := j.AppendSync(context.Background(), journal.Kind(i), make([]byte, i*10)); err != nil {
 			f.Fatal(err)
 		}
 	}
 	whole := disk.Content("j/0000000000000001.log")
-	if err := j.Checkpoint(context.Background(), 3, func(s *journal.Snapshot) error { return s.Add(1, []byte("state")) }); err != nil {
+	if err := j.Checkpoint(context.Background(), 3, add(1, "state")); err != nil {
 		f.Fatal(err)
 	}
 	j.Close()
@@ -249,6 +251,9 @@ func FuzzRecover(f *testing.F) {
 	f.Add(whole[:len(whole)-3], []byte(nil), hint)
 	f.Add(whole, snap, hint)
 	f.Add(whole[:50], snap[:60], hint[:5])
+	f.Add(append(slices.Clone(whole), make([]byte, 200)...), []byte(nil), hint)
+	f.Add(append(slices.Clone(whole[:len(whole)-9]), make([]byte, 200)...), []byte(nil), hint[:3])
+	f.Add(whole, snapshotWithCut(f), hint)
 	f.Add(binary.LittleEndian.AppendUint64(whole, 6), []byte(nil), hint)
 	f.Fuzz(func(t *testing.T, seg, snap, hint []byte) {
 		disk := journaltest.NewCrashFS()
@@ -259,7 +264,7 @@ func FuzzRecover(f *testing.F) {
 		disk.Corrupt("j/durable", func([]byte) []byte { return hint })
 		var before []string
 		for round := range 2 {
-			j, err := journal.Open("j", journal.Options{FS: disk})
+			j, err := journal.Open("j", journal.Options{FS: disk, SegmentSize: segmentSize})
 			if err != nil {
 				if round > 0 || !errors.Is(err, journal.ErrCorrupt) && !errors.Is(err, journal.ErrVersion) {
 					t.Fatal(err)
@@ -271,7 +276,7 @@ func FuzzRecover(f *testing.F) {
 			}
 			var got []string
 			err = j.Replay(t.Context(), 0, func(r journal.Record) error {
-				got = append(got, fmt.Sprint(r))
+				got = append(got, show(r))
 				return nil
 			})
 			if err != nil {
@@ -280,14 +285,39 @@ func FuzzRecover(f *testing.F) {
 			if round > 0 && fmt.Sprint(got) != fmt.Sprint(before) {
 				t.Fatalf("second open: %v, first %v", got, before)
 			}
-			seq, err := j.AppendSync(t.Context(), 7, []byte("more"))
+			seq, _, err := j.AppendSync(t.Context(), 7, []byte("more"))
 			if err != nil {
 				t.Fatal(err)
 			}
-			before = append(got, fmt.Sprint(journal.Record{Seq: seq, Kind: 7, Payload: []byte("more")}))
+			before = append(got, show(journal.Record{Seq: seq, Kind: 7, Payload: []byte("more")}))
 			if err := j.Close(); err != nil {
 				t.Fatal(err)
 			}
 		}
 	})
 }
+
+// snapshotWithCut is a snapshot of records up to 3 that has the effect of the fourth, too.
+func snapshotWithCut(t testing.TB) []byte {
+	disk := journaltest.NewCrashFS()
+	j := open(t, disk, 0)
+	l := newLedger(t, j, 1)
+	l.replay(t)
+	for range 3 {
+		if err := l.append(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l.onSave(func() {
+		if err := l.append(); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := l.owner.Checkpoint(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	return disk.Content("j/0000000000000003.snap")
+}
+
+// show is a record without its place.
+func show(r journal.Record) string { return fmt.Sprint(r.Seq, r.Kind, r.Snapshot, r.Payload) }

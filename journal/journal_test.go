@@ -32,8 +32,16 @@ func open(t testing.TB, fs journal.FS, size int64) *journal.Journal {
 
 func appendSync(t testing.TB, j *journal.Journal, payload string) {
 	t.Helper()
-	if _, err := j.AppendSync(t.Context(), 1, []byte(payload)); err != nil {
+	if _, _, err := j.AppendSync(t.Context(), 1, []byte(payload)); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// add writes one record into a snapshot.
+func add(kind journal.Kind, payload string) func(*journal.Snapshot) error {
+	return func(s *journal.Snapshot) error {
+		_, err := s.Add(kind, []byte(payload))
+		return err
 	}
 }
 
@@ -66,7 +74,7 @@ func TestHost(t *testing.T) {
 		t.Errorf("second open: %v, want ErrLocked", err)
 	}
 	for i := range 20 {
-		seq, err := j.AppendSync(t.Context(), journal.Kind(i), fmt.Appendf(nil, "record %d", i+1))
+		seq, _, err := j.AppendSync(t.Context(), journal.Kind(i), fmt.Appendf(nil, "record %d", i+1))
 		if err != nil || seq != uint64(i+1) {
 			t.Fatalf("append: %d, %v", seq, err)
 		}
@@ -77,7 +85,7 @@ func TestHost(t *testing.T) {
 	if got, want := replay(t, j, 19), "19:record 19 20:record 20"; got != want {
 		t.Errorf("replay %q, want %q", got, want)
 	}
-	if err := j.Checkpoint(t.Context(), 18, func(s *journal.Snapshot) error { return s.Add(3, []byte("state")) }); err != nil {
+	if err := j.Checkpoint(t.Context(), 18, add(3, "state")); err != nil {
 		t.Fatal(err)
 	}
 	for range 2 {
@@ -100,7 +108,7 @@ func TestHost(t *testing.T) {
 		}
 		j.Close()
 	}
-	if _, err := j.Append(1, nil); !errors.Is(err, journal.ErrClosed) {
+	if _, _, err := j.Append(1, nil); !errors.Is(err, journal.ErrClosed) {
 		t.Errorf("append: %v, want ErrClosed", err)
 	}
 	if err := j.Replay(t.Context(), 0, nil); !errors.Is(err, journal.ErrClosed) {
@@ -110,10 +118,10 @@ func TestHost(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	j := open(t, journaltest.NewCrashFS(), 0)
-	if _, err := j.Append(0xffff, nil); !errors.Is(err, journal.ErrKind) {
+	if _, _, err := j.Append(0xffff, nil); !errors.Is(err, journal.ErrKind) {
 		t.Errorf("%v, want ErrKind", err)
 	}
-	if _, err := j.Append(1, make([]byte, journal.MaxPayload+1)); !errors.Is(err, journal.ErrTooLarge) {
+	if _, _, err := j.Append(1, make([]byte, journal.MaxPayload+1)); !errors.Is(err, journal.ErrTooLarge) {
 		t.Errorf("%v, want ErrTooLarge", err)
 	}
 	if err := j.Sync(t.Context(), 1); err == nil {
@@ -122,7 +130,7 @@ func TestRefused(t *testing.T) {
 	if err := j.Checkpoint(t.Context(), 1, func(*journal.Snapshot) error { return nil }); err == nil {
 		t.Error("checkpoint of a record that does not exist succeeds")
 	}
-	if _, err := j.AppendSync(t.Context(), 1, make([]byte, journal.MaxPayload)); err != nil {
+	if _, _, err := j.AppendSync(t.Context(), 1, make([]byte, journal.MaxPayload)); err != nil {
 		t.Errorf("largest record: %v", err)
 	}
 }
@@ -198,7 +206,7 @@ func TestHostilePayload(t *testing.T) {
 	j := open(t, disk, 0)
 	appendSync(t, j, "a")
 	for range 8 {
-		if _, err := j.Append(1, []byte("z")); err != nil {
+		if _, _, err := j.Append(1, []byte("z")); err != nil {
 			t.Fatal(err)
 		}
 		appendSync(t, j, "b")
@@ -209,7 +217,7 @@ func TestHostilePayload(t *testing.T) {
 	disk = journaltest.NewCrashFS()
 	j = open(t, disk, 0)
 	appendSync(t, j, "good")
-	if _, err := j.Append(1, lookalike); err != nil {
+	if _, _, err := j.Append(1, lookalike); err != nil {
 		t.Fatal(err)
 	}
 	c := disk.Kill()
@@ -244,7 +252,7 @@ func TestFailedSync(t *testing.T) {
 		j := open(t, fs, 100)
 		appendSync(t, j, strings.Repeat("a", 50))
 		fs.FailAt(op, 1, syscall.EIO)
-		seq, err := j.Append(1, make([]byte, 50))
+		seq, _, err := j.Append(1, make([]byte, 50))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +268,7 @@ func TestFailedSync(t *testing.T) {
 		if err := j.Sync(t.Context(), 1); err != nil {
 			t.Errorf("%s: sync of what is durable: %v", op, err)
 		}
-		if _, err := j.Append(1, nil); !errors.Is(err, journal.ErrFailed) {
+		if _, _, err := j.Append(1, nil); !errors.Is(err, journal.ErrFailed) {
 			t.Errorf("%s: append: %v, want ErrFailed", op, err)
 		}
 		if err := j.Checkpoint(t.Context(), 1, nil); !errors.Is(err, journal.ErrFailed) {
@@ -282,14 +290,14 @@ func TestFullDisk(t *testing.T) {
 	appendSync(t, j, "1")
 	for _, op := range []journaltest.Op{journaltest.JournalWrite, journaltest.JournalCreate} {
 		fs.FailAt(op, 1, syscall.ENOSPC)
-		if _, err := j.Append(1, make([]byte, 190)); !errors.Is(err, journal.ErrWrite) || !errors.Is(err, syscall.ENOSPC) {
+		if _, _, err := j.Append(1, make([]byte, 190)); !errors.Is(err, journal.ErrWrite) || !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("%s: %v, want ErrWrite and ENOSPC", op, err)
 		}
 	}
 	appendSync(t, j, "2") // fits into the old segment
 	for _, op := range []journaltest.Op{journaltest.SnapshotCreate, journaltest.SnapshotWrite, journaltest.SnapshotSync, journaltest.SnapshotRename} {
 		fs.FailAt(op, 1, syscall.ENOSPC)
-		err := j.Checkpoint(t.Context(), 2, func(s *journal.Snapshot) error { return s.Add(1, []byte("state")) })
+		err := j.Checkpoint(t.Context(), 2, add(1, "state"))
 		if !errors.Is(err, journal.ErrWrite) || !errors.Is(err, syscall.ENOSPC) {
 			t.Errorf("%s: %v, want ErrWrite and ENOSPC", op, err)
 		}
@@ -307,13 +315,94 @@ func TestFullDisk(t *testing.T) {
 	fs.FailAt(journaltest.JournalWrite, 1, syscall.ENOSPC)
 	fs.FailAt(journaltest.JournalTruncate, 1, syscall.EIO)
 	for range 2 {
-		if _, err := j.Append(1, nil); !errors.Is(err, journal.ErrFailed) || !errors.Is(err, syscall.EIO) {
+		if _, _, err := j.Append(1, nil); !errors.Is(err, journal.ErrFailed) || !errors.Is(err, syscall.EIO) {
 			t.Errorf("%v, want ErrFailed and EIO", err)
 		}
 	}
 	j.Close()
 	if got := replay(t, open(t, disk, 0), 0); got != "1:1 2:2 3:3" {
 		t.Errorf("replay %q", got)
+	}
+}
+
+// Zeros are written ahead of the records. They are no records, whatever ends the process, and no
+// disk has to have the room.
+func TestRoom(t *testing.T) {
+	disk := journaltest.NewCrashFS()
+	fs := journaltest.NewFaulty(disk)
+	j := open(t, fs, 0)
+	appendSync(t, j, "1")
+	killed := disk.Kill()
+	if b := killed.Content(first); len(b) < 1<<16 || b[len(b)-1] != 0 {
+		t.Errorf("%d bytes, want room", len(b))
+	}
+	k := open(t, killed, 0)
+	appendSync(t, k, "2")
+	if got := replay(t, k, 0); got != "1:1 2:2" {
+		t.Errorf("after a kill: replay %q", got)
+	}
+	k.Close()
+	if n := len(killed.Content(first)); n != 40+25+25 {
+		t.Errorf("%d bytes after Close", n)
+	}
+
+	// Anything else behind the records is a torn tail.
+	torn := disk.Kill()
+	torn.Corrupt(first, func(b []byte) []byte { b[len(b)-1] = 1; return b })
+	k = open(t, torn, 0)
+	if n := len(torn.Content(first)); n != 40+25 {
+		t.Errorf("%d bytes after a torn tail was cut", n)
+	}
+	k.Close()
+	j.Close()
+
+	disk = journaltest.NewCrashFS()
+	fs = journaltest.NewFaulty(disk)
+	j = open(t, fs, 0)
+	fs.FailAt(journaltest.JournalWrite, 1, syscall.ENOSPC)
+	appendSync(t, j, "1")
+	appendSync(t, j, "2")
+	k = open(t, disk.Kill(), 0)
+	if got := replay(t, k, 0); got != "1:1 2:2" {
+		t.Errorf("without room: replay %q", got)
+	}
+}
+
+func TestAppendMany(t *testing.T) {
+	disk := journaltest.NewCrashFS()
+	fs := journaltest.NewFaulty(disk)
+	j := open(t, fs, 300)
+	if last, places, err := j.AppendMany(nil); last != 0 || len(places) != 0 || err != nil {
+		t.Errorf("none: %d, %v, %v", last, places, err)
+	}
+	entries := []journal.Entry{{Kind: 1, Payload: []byte("a")}, {Kind: 2}, {Kind: 1, Payload: make([]byte, 400)}}
+	last, places, err := j.AppendMany(entries)
+	if err != nil || last != 3 {
+		t.Fatalf("%d, %v", last, err)
+	}
+	fs.FailAt(journaltest.JournalWrite, 2, syscall.ENOSPC) // behind that of the new header
+	if _, _, err := j.AppendMany(entries); !errors.Is(err, journal.ErrWrite) {
+		t.Errorf("%v, want ErrWrite", err)
+	}
+	if _, _, err := j.AppendMany([]journal.Entry{{}, {Kind: 0xfffe}}); !errors.Is(err, journal.ErrKind) {
+		t.Errorf("%v, want ErrKind", err)
+	}
+	seq, place, err := j.AppendSync(t.Context(), 1, []byte("b"))
+	if err != nil || seq != 4 {
+		t.Fatalf("%d, %v", seq, err)
+	}
+	for i, p := range append(places, place) {
+		want := []byte("b")
+		if i < 3 {
+			want = entries[i].Payload
+		}
+		if b, err := j.ReadAt(p); err != nil || !bytes.Equal(b, want) {
+			t.Errorf("record %d reads %q, %v", i+1, b, err)
+		}
+	}
+	disk.Corrupt(first, func(b []byte) []byte { b[64]++; return b })
+	if _, err := j.ReadAt(places[0]); !errors.Is(err, journal.ErrCorrupt) {
+		t.Errorf("%v, want ErrCorrupt", err)
 	}
 }
 
@@ -329,7 +418,7 @@ func TestConcurrent(t *testing.T) {
 		wg.Go(func() {
 			for i := range each {
 				payload := fmt.Sprintf("%d/%d", c, i)
-				seq, err := j.AppendSync(t.Context(), 1, []byte(payload))
+				seq, _, err := j.AppendSync(t.Context(), 1, []byte(payload))
 				if err != nil {
 					t.Error(err)
 					return
@@ -381,7 +470,7 @@ func TestGroupCommit(t *testing.T) {
 	var last uint64
 	for range waiters {
 		var err error
-		if last, err = j.Append(1, nil); err != nil {
+		if last, _, err = j.Append(1, nil); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -400,29 +489,77 @@ func TestGroupCommit(t *testing.T) {
 	}
 }
 
+// A wait ends with its context; the round goes on, and whoever is left of it leads it.
 func TestSyncCanceled(t *testing.T) {
 	disk := journaltest.NewCrashFS()
 	block, blocked := make(chan struct{}), make(chan struct{})
 	var once sync.Once
 	j := open(t, disk, 0)
-	seq, err := j.Append(1, []byte("a"))
+	first, _, err := j.Append(1, []byte("a"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	disk.Before = func() { once.Do(func() { close(blocked); <-block }) }
-	ctx, cancel := context.WithCancelCause(t.Context())
-	cause := errors.New("client left")
-	done := make(chan error)
-	go func() { done <- j.Sync(ctx, seq) }()
+	leader := make(chan error)
+	go func() { leader <- j.Sync(t.Context(), first) }()
 	<-blocked
+	cause := errors.New("client left")
+	canceled, cancel := context.WithCancelCause(t.Context())
 	cancel(cause)
-	if err := <-done; !errors.Is(err, cause) {
+	if err := j.Sync(canceled, first); !errors.Is(err, cause) {
 		t.Errorf("%v, want the cause", err)
 	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	last := make(chan uint64, 1)
+	leaves, stays := make(chan error, 8), make(chan error, 8)
+	go func() {
+		<-blocked
+		for range 8 {
+			go func() { leaves <- j.Sync(ctx, first) }()
+			go func() { stays <- j.Sync(t.Context(), first) }()
+		}
+		last <- first
+	}()
+	<-last
+	cancel(cause)
 	close(block)
-	if err := j.Sync(t.Context(), seq); err != nil {
+	if err := <-leader; err != nil {
 		t.Error(err)
 	}
+	for range 8 {
+		if err := <-leaves; err != nil && !errors.Is(err, cause) {
+			t.Error(err)
+		}
+		if err := <-stays; err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// Callers that give up at any moment leave nobody behind who waits for ever.
+func TestSyncGivenUp(t *testing.T) {
+	j := open(t, journaltest.NewCrashFS(), 0)
+	var wg sync.WaitGroup
+	for range 8 {
+		wg.Go(func() {
+			for i := range 300 {
+				seq, _, err := j.Append(1, nil)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				if i%2 == 0 {
+					go cancel()
+				}
+				if err := j.Sync(ctx, seq); err != nil && i%2 != 0 {
+					t.Error(err)
+				}
+				cancel()
+			}
+		})
+	}
+	wg.Wait()
 }
 
 func TestReplayErrors(t *testing.T) {
@@ -450,7 +587,7 @@ func TestMain(m *testing.M) {
 		j, err := journal.Open(dir, journal.Options{SegmentSize: 1 << 16})
 		for err == nil {
 			var seq uint64
-			if seq, err = j.Append(1, make([]byte, 300)); err == nil {
+			if seq, _, err = j.Append(1, make([]byte, 300)); err == nil {
 				fmt.Println(seq)
 			}
 		}

@@ -29,7 +29,8 @@ const (
 	snapSuffix    = ".snap"
 	tempSuffix    = ".tmp"
 
-	kindEnd Kind = math.MaxUint16 // last record of a snapshot; payload: how many came before
+	kindCut Kind = math.MaxUint16 - 1 // in a snapshot; see appendCut
+	kindEnd Kind = math.MaxUint16     // last record of a snapshot; payload: how many came before
 
 	lagUnknown = math.MaxUint32
 )
@@ -130,6 +131,37 @@ func sum(salt uint64, fixed, payload []byte) uint32 {
 	c = crc32.Update(c, castagnoli, fixed)
 	return crc32.Update(c, castagnoli, payload)
 }
+
+// appendCut encodes a record of kindCut: what the snapshot has of the kinds covers also their
+// records in the log up to and with number cut.
+func appendCut(b []byte, cut uint64, kinds []Kind) []byte {
+	b = binary.LittleEndian.AppendUint64(b, cut)
+	for _, k := range kinds {
+		b = binary.LittleEndian.AppendUint16(b, uint16(k))
+	}
+	return b
+}
+
+// parseCut adds what a record of kindCut says to cuts.
+func parseCut(b []byte, cuts map[Kind]uint64) bool {
+	if len(b) < 10 || len(b)%2 != 0 {
+		return false
+	}
+	cut := binary.LittleEndian.Uint64(b)
+	for b = b[8:]; len(b) > 0; b = b[2:] {
+		cuts[Kind(binary.LittleEndian.Uint16(b))] = cut
+	}
+	return true
+}
+
+// kindSet is a set of kinds.
+type kindSet [1 << 16 / 64]uint64
+
+func (s *kindSet) add(k Kind) { s[k/64] |= 1 << (k % 64) }
+
+func (s *kindSet) remove(k Kind) { s[k/64] &^= 1 << (k % 64) }
+
+func (s *kindSet) has(k Kind) bool { return s[k/64]&(1<<(k%64)) != 0 }
 
 func newSalt() uint64 {
 	var b [8]byte

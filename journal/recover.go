@@ -123,14 +123,30 @@ func (j *Journal) openHint() error {
 	return nil
 }
 
+// checkSnapshot reads the snapshot and keeps it open.
 func (j *Journal) checkSnapshot() error {
 	name := filepath.Join(j.dir, snapshotName(j.snapshot))
 	f, err := j.fs.Open(name)
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	return scanSnapshot(f, name, j.snapshot, func(record) error { return nil })
+	j.cuts = map[Kind]uint64{}
+	err = scanSnapshot(f, name, j.snapshot, func(_ int64, rec record) error { j.seen.add(rec.kind); return nil }, j.cuts)
+	var h header
+	if err == nil {
+		h, _, err = readHeader(f, headerSize, typeSnapshot)
+	}
+	if err != nil {
+		f.Close()
+		return err
+	}
+	j.snap = j.files.adopt(f, name, h.salt)
+	j.files.publish(j.snap)
+	// What a snapshot has the effect of was durable before it.
+	for _, cut := range j.cuts {
+		j.durable = max(j.durable, cut)
+	}
+	return nil
 }
 
 // broken is the place where the log is not as it should be.
@@ -143,15 +159,18 @@ type broken struct {
 // recoverSegments opens the segments, finds the end of the log and cuts what lies behind.
 func (j *Journal) recoverSegments(firsts []uint64) error {
 	for _, first := range firsts {
-		s := &segment{name: filepath.Join(j.dir, segmentName(first)), first: first}
-		var err error
-		if s.file, err = j.fs.Open(s.name); err != nil {
+		name := filepath.Join(j.dir, segmentName(first))
+		f, err := j.fs.Open(name)
+		if err != nil {
 			return err
 		}
+		s := &segment{file: j.files.adopt(f, name, 0), first: first}
+		j.files.publish(s.file)
 		j.segments = append(j.segments, s)
-		if s.size, err = s.file.Size(); err != nil {
+		if s.room, err = f.Size(); err != nil {
 			return err
 		}
+		s.size = s.room
 	}
 	j.next = j.snapshot + 1
 	if len(firsts) > 0 {
@@ -173,7 +192,7 @@ func (j *Journal) recoverSegments(firsts []uint64) error {
 	if last := max(j.next-1, j.snapshot); j.durable > last {
 		e := &CorruptError{File: j.dir, Seq: last + 1, Reason: fmt.Sprintf("records up to %d were durable and are missing", j.durable)}
 		if n := len(j.segments); n > 0 {
-			e.File, e.Offset = j.segments[n-1].name, j.segments[n-1].size
+			e.File, e.Offset = j.segments[n-1].file.name, j.segments[n-1].size
 		}
 		return e
 	}
@@ -197,28 +216,56 @@ func (j *Journal) scan() (*broken, error) {
 		}
 		h, ok, err := readHeader(s.file, s.size, typeSegment)
 		if err != nil {
-			return nil, fmt.Errorf("read %s: %w", s.name, err)
+			return nil, fmt.Errorf("read %s: %w", s.file.name, err)
 		}
 		if !ok || h.seq != s.first {
 			return &broken{i, 0, "no valid header"}, nil
 		}
-		s.salt = h.salt
-		sc := newScanner(s.file, s.salt, headerSize, s.size, s.first)
+		s.file.salt = h.salt
+		sc := newScanner(s.file, s.file.salt, headerSize, s.size, s.first)
 		for {
-			_, err := sc.next()
+			rec, err := sc.next()
 			j.next = sc.seq
 			if err == io.EOF {
 				break
 			}
 			if errors.Is(err, errTorn) {
+				// Only the size is not known yet if there is nothing but room.
+				empty, err2 := isZero(s.file, sc.off, s.size)
+				if err2 != nil {
+					return nil, fmt.Errorf("read %s: %w", s.file.name, err2)
+				}
+				if empty {
+					s.size = sc.off
+					break
+				}
 				return &broken{i, sc.off, err.Error()}, nil
 			}
 			if err != nil {
-				return nil, fmt.Errorf("read %s: %w", s.name, err)
+				return nil, fmt.Errorf("read %s: %w", s.file.name, err)
 			}
+			j.seen.add(rec.kind)
 		}
 	}
 	return nil, nil
+}
+
+// isZero reports whether f has nothing but zeros from off to end. No record is all zeros.
+func isZero(f File, off, end int64) (bool, error) {
+	buf := make([]byte, min(end-off, 64<<10))
+	for off < end {
+		b := buf[:min(int64(len(buf)), end-off)]
+		if _, err := f.ReadAt(b, off); err != nil {
+			return false, unexpected(err)
+		}
+		for _, c := range b {
+			if c != 0 {
+				return false, nil
+			}
+		}
+		off += int64(len(b))
+	}
+	return true, nil
 }
 
 // cut ends the log at b, unless there is evidence that a record which is cut was durable.
@@ -238,7 +285,7 @@ func (j *Journal) cut(b *broken) error {
 		evidence = max(evidence, n)
 	}
 	if evidence >= need {
-		return &CorruptError{File: j.segments[b.index].name, Offset: b.off, Seq: j.next,
+		return &CorruptError{File: j.segments[b.index].file.name, Offset: b.off, Seq: j.next,
 			Reason: fmt.Sprintf("%s, but records up to %d were durable", b.reason, evidence)}
 	}
 	keep := b.index + 1
@@ -253,12 +300,12 @@ func (j *Journal) cut(b *broken) error {
 	}
 	s := j.segments[b.index]
 	if err := s.file.Truncate(b.off); err != nil {
-		return fmt.Errorf("cut %s: %w", s.name, err)
+		return fmt.Errorf("cut %s: %w", s.file.name, err)
 	}
-	s.size = b.off
+	s.size, s.room = b.off, b.off
 	// Synced at once, so that what is cut cannot come back behind new records.
 	if err := s.file.Sync(); err != nil {
-		return fmt.Errorf("cut %s: %w", s.name, err)
+		return fmt.Errorf("cut %s: %w", s.file.name, err)
 	}
 	return nil
 }
@@ -271,11 +318,11 @@ func (j *Journal) drop(keep int) error {
 	}
 	for len(j.segments) > keep {
 		s := j.segments[len(j.segments)-1]
-		s.close()
-		if err := j.fs.Remove(s.name); err != nil {
+		j.segments = j.segments[:len(j.segments)-1]
+		j.files.forget(s.file)
+		if err := j.fs.Remove(s.file.name); err != nil {
 			return err
 		}
-		j.segments = j.segments[:len(j.segments)-1]
 	}
 	return j.fs.SyncDir(j.dir)
 }
@@ -284,7 +331,7 @@ func (j *Journal) drop(keep int) error {
 // been durable. Their framing is lost, so every offset is tried; the number of a record is
 // a strong filter before its sum is taken.
 func (j *Journal) evidence(s *segment, off int64) (uint64, error) {
-	salt := s.salt
+	salt := s.file.salt
 	if salt == 0 {
 		h, ok, err := readHeader(s.file, s.size, typeSegment)
 		if err != nil || !ok {
@@ -297,7 +344,7 @@ func (j *Journal) evidence(s *segment, off int64) (uint64, error) {
 	}
 	b := make([]byte, s.size-off)
 	if _, err := s.file.ReadAt(b, off); err != nil && err != io.EOF {
-		return 0, fmt.Errorf("read %s: %w", s.name, err)
+		return 0, fmt.Errorf("read %s: %w", s.file.name, err)
 	}
 	var most uint64
 	for ; len(b) >= recordSize; b = b[1:] {
@@ -325,11 +372,8 @@ func (j *Journal) settle() error {
 		}
 		if end-1 > j.durable {
 			if err := rewrite(s); err != nil {
-				return fmt.Errorf("settle %s: %w", s.name, err)
+				return fmt.Errorf("settle %s: %w", s.file.name, err)
 			}
-		}
-		if i+1 < len(j.segments) {
-			s.close()
 		}
 	}
 	if len(j.segments) == 0 {

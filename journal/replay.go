@@ -8,7 +8,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"path/filepath"
+	"maps"
 )
 
 // errTorn is what a scanner says of bytes that are not the record that should come next.
@@ -96,7 +96,6 @@ func (j *Journal) Replay(ctx context.Context, from uint64, fn func(Record) error
 		end uint64 // number after the last record to read
 	}
 	var parts []part
-	var err error
 	for i, s := range j.segments {
 		p := part{segment: *s, end: end}
 		if i+1 < len(j.segments) {
@@ -105,43 +104,33 @@ func (j *Journal) Replay(ctx context.Context, from uint64, fn func(Record) error
 		if p.end <= from || p.end <= covered+1 {
 			continue
 		}
-		// Opened under the lock, so that no checkpoint takes the file away before.
-		if p.file, err = j.fs.Open(p.name); err != nil {
-			break
-		}
+		p.file.users.Add(1) // under the lock, so that no checkpoint closes it before
+		defer p.file.release()
 		parts = append(parts, p)
 	}
-	var snap File
-	if err == nil && from <= covered && covered > 0 {
-		snap, err = j.fs.Open(filepath.Join(j.dir, snapshotName(covered)))
+	var snap *openFile
+	var cuts map[Kind]uint64
+	if from <= covered && covered > 0 {
+		snap, cuts = j.snap, maps.Clone(j.cuts)
+		snap.users.Add(1)
+		defer snap.release()
 	}
 	j.mu.Unlock()
-	defer func() {
-		for _, p := range parts {
-			p.file.Close()
-		}
-		if snap != nil {
-			snap.Close()
-		}
-	}()
-	if err != nil {
-		return fmt.Errorf("replay journal: %w", err)
-	}
 
 	if snap != nil {
-		err := scanSnapshot(snap, filepath.Join(j.dir, snapshotName(covered)), covered, func(rec record) error {
+		err := scanSnapshot(snap, snap.name, covered, func(off int64, rec record) error {
 			if ctx.Err() != nil {
 				return context.Cause(ctx)
 			}
-			return fn(Record{Seq: covered, Kind: rec.kind, Snapshot: true, Payload: rec.payload})
-		})
+			return fn(Record{Seq: covered, Kind: rec.kind, Snapshot: true, Place: rec.place(snap, off), Payload: rec.payload})
+		}, nil)
 		if err != nil {
 			return err
 		}
 	}
 	from = max(from, covered+1)
 	for _, p := range parts {
-		sc := newScanner(p.file, p.salt, headerSize, p.size, p.first)
+		sc := newScanner(p.file, p.file.salt, headerSize, p.size, p.first)
 		for sc.seq < p.end {
 			if ctx.Err() != nil {
 				return fmt.Errorf("replay journal: %w", context.Cause(ctx))
@@ -150,15 +139,15 @@ func (j *Journal) Replay(ctx context.Context, from uint64, fn func(Record) error
 			rec, err := sc.next()
 			if err == io.EOF || errors.Is(err, errTorn) {
 				// Open saw it whole, or Append wrote it.
-				return &CorruptError{File: p.name, Offset: at, Seq: sc.seq, Reason: err.Error()}
+				return &CorruptError{File: p.file.name, Offset: at, Seq: sc.seq, Reason: err.Error()}
 			}
 			if err != nil {
 				return fmt.Errorf("replay journal: %w", err)
 			}
-			if rec.seq < from {
+			if rec.seq < from || rec.seq <= cuts[rec.kind] {
 				continue
 			}
-			if err := fn(Record{Seq: rec.seq, Kind: rec.kind, Payload: rec.payload}); err != nil {
+			if err := fn(Record{Seq: rec.seq, Kind: rec.kind, Place: rec.place(p.file, at), Payload: rec.payload}); err != nil {
 				return err
 			}
 		}
@@ -166,10 +155,15 @@ func (j *Journal) Replay(ctx context.Context, from uint64, fn func(Record) error
 	return nil
 }
 
-// scanSnapshot reads a snapshot from start to end and calls fn for each record. A snapshot
-// got its name only after it was durable: whatever is wrong with it is corruption. seq is
-// the number in its name.
-func scanSnapshot(f File, name string, seq uint64, fn func(record) error) error {
+// place returns where r is, which begins at off of f.
+func (r record) place(f *openFile, off int64) Place {
+	return Place{f.id, uint32(recordSize + len(r.payload)), uint64(off)}
+}
+
+// scanSnapshot reads a snapshot from start to end and calls fn for each record and where it
+// begins. A snapshot got its name only after it was durable: whatever is wrong with it is
+// corruption. seq is the number in its name. The cuts are added to cuts unless that is nil.
+func scanSnapshot(f File, name string, seq uint64, fn func(int64, record) error, cuts map[Kind]uint64) error {
 	size, err := f.Size()
 	if err != nil {
 		return fmt.Errorf("read snapshot: %w", err)
@@ -197,8 +191,13 @@ func scanSnapshot(f File, name string, seq uint64, fn func(record) error) error 
 				return &CorruptError{File: name, Offset: at, Seq: seq, Reason: "snapshot has a wrong end"}
 			}
 			return nil
+		case rec.kind == kindCut:
+			if cuts != nil && !parseCut(rec.payload, cuts) {
+				return &CorruptError{File: name, Offset: at, Seq: seq, Reason: "malformed cut"}
+			}
+			continue
 		}
-		if err := fn(rec); err != nil {
+		if err := fn(at, rec); err != nil {
 			return err
 		}
 	}

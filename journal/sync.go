@@ -3,115 +3,166 @@ package journal
 import (
 	"context"
 	"fmt"
+	"time"
 )
 
-// Sync returns when record seq and all before it survive a power cut. All who wait at the
-// same time are served by one sync of the disk. It goes on when ctx ends; only the wait ends.
+// hintDelay is how far the hint may lag behind what is durable.
+const hintDelay = 100 * time.Millisecond
+
+// round is a sync that somebody waits for.
+type round struct {
+	done chan struct{} // closed when it has been carried out, or the journal has failed
+	lead chan struct{} // holds a token when it can begin; capacity 1
+}
+
+func newRound() *round { return &round{done: make(chan struct{}), lead: make(chan struct{}, 1)} }
+
+// Sync returns when record seq and all before it survive a power cut. If nobody syncs, the caller
+// does, for all; who comes meanwhile waits, and one of those does it next for all of them. The end
+// of ctx ends a wait, but not the sync of the disk.
 func (j *Journal) Sync(ctx context.Context, seq uint64) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	if seq >= j.next {
 		return fmt.Errorf("sync journal record %d: the last one is %d", seq, j.next-1)
 	}
+	return j.sync(ctx, seq)
+}
+
+// sync is Sync.
+// Requires: j.mu held; it is released meanwhile.
+func (j *Journal) sync(ctx context.Context, seq uint64) error {
 	for {
-		// What is durable stays so, also in a failed journal.
-		if seq <= j.durable {
+		switch {
+		case seq <= j.durable: // stays so, also in a failed journal
 			return nil
-		}
-		if j.failed != nil {
+		case j.failed != nil:
 			return j.failed
+		case j.closed:
+			return ErrClosed
+		case !j.syncing:
+			j.lead()
+			continue
 		}
-		if j.wanted < seq {
-			j.wanted = seq
-			if j.closing {
-				return ErrClosed
-			}
-			j.wake()
-		}
-		changed := j.changed
+		r := j.join(seq)
 		j.mu.Unlock()
-		select {
-		case <-changed:
-		case <-ctx.Done():
-			j.mu.Lock()
-			return fmt.Errorf("sync journal record %d: %w", seq, context.Cause(ctx))
-		}
+		err := j.wait(ctx, r)
 		j.mu.Lock()
+		if err != nil && seq > j.durable {
+			return fmt.Errorf("sync journal record %d: %w", seq, err)
+		}
 	}
 }
 
-// wake makes the syncer look, now or when it is done with what it does.
-// Requires: not after Close has closed kick.
-func (j *Journal) wake() {
+// join returns the round that serves seq: the one under way or the next.
+// Requires: j.mu held; j.syncing.
+func (j *Journal) join(seq uint64) *round {
+	r := &j.round
+	if seq <= j.target {
+		r = &j.running
+	}
+	if *r == nil {
+		*r = newRound()
+	}
+	return *r
+}
+
+// wait returns when r is over, or when the caller is to lead it. The token only wakes: another may
+// have begun r already, who then serves the caller too. So a token is never lost with a caller
+// that gives up: either it still lies there, or r has begun.
+func (j *Journal) wait(ctx context.Context, r *round) error {
 	select {
-	case j.kick <- struct{}{}:
-	default:
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-r.lead:
 	}
-}
-
-// broadcast wakes all waiters.
-// Requires: j.mu held.
-func (j *Journal) broadcast() {
-	close(j.changed)
-	j.changed = make(chan struct{})
-}
-
-// syncLoop is the one goroutine that syncs.
-func (j *Journal) syncLoop() {
-	defer close(j.stopped)
-	for range j.kick {
-		for j.syncOnce() {
-		}
-	}
-}
-
-// syncOnce makes everything appended so far durable if somebody waits for some of it. It
-// reports whether it made progress.
-func (j *Journal) syncOnce() bool {
 	j.mu.Lock()
-	if j.failed != nil || j.wanted <= j.durable {
+	if !j.syncing {
+		// Nobody else may come in between and leave the others of r without a leader.
+		if j.failed == nil && j.round == r {
+			j.lead()
+		}
 		j.mu.Unlock()
-		return false
+		return nil
 	}
-	target := j.next - 1
-	full, active, file, names := j.unsynced, j.active(), j.active().file, j.newNames
-	j.unsynced, j.newNames = nil, false
 	j.mu.Unlock()
+	select {
+	case <-r.done:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
 
-	var err error
-	for _, s := range full {
-		if err == nil {
-			if err = s.file.Sync(); err != nil {
-				err = fmt.Errorf("sync %s: %w", s.name, err)
-			}
-		}
-	}
-	if err == nil {
-		if err = file.Sync(); err != nil {
-			err = fmt.Errorf("sync %s: %w", active.name, err)
-		}
-	}
-	if err == nil && names {
-		if err = j.fs.SyncDir(j.dir); err != nil {
-			err = fmt.Errorf("sync %s: %w", j.dir, err)
-		}
-	}
-
+// lead makes everything appended so far durable, and wakes those whose round this is and one of
+// the next.
+// Requires: j.mu held, which is released meanwhile; not j.syncing.
+func (j *Journal) lead() {
+	full, active, names := j.unsynced, j.active(), j.newNames
+	j.unsynced, j.newNames = nil, false
+	j.syncing, j.target = true, j.next-1
+	j.running, j.round = j.round, nil
+	j.mu.Unlock()
+	err := j.syncFiles(full, active, names)
 	j.mu.Lock()
-	for _, s := range full {
-		s.close()
-	}
+	j.syncing = false
 	if err != nil {
 		j.fail(err) //nolint:errcheck // the waiters get it
-		j.mu.Unlock()
-		return false
+	} else {
+		j.durable = j.target
+		j.hintSoon()
 	}
-	j.durable = target
-	j.broadcast()
-	j.mu.Unlock()
+	if j.running != nil {
+		close(j.running.done)
+		j.running = nil
+	}
+	if j.round != nil {
+		select {
+		case j.round.lead <- struct{}{}:
+		default:
+		}
+	}
+}
 
-	// Not synced, and after the waiters have gone: it costs them nothing. It may be late
-	// but never says too much.
-	j.hint.WriteAt(appendHint(nil, target), 0) //nolint:errcheck // only a hint
-	return true
+// syncFiles syncs full segments from old to new, then the active one, then the folder.
+func (j *Journal) syncFiles(full []*segment, active *segment, names bool) error {
+	for _, s := range full {
+		s.file.Truncate(s.size) //nolint:errcheck // the room that is left costs only space
+		if err := s.file.Sync(); err != nil {
+			return fmt.Errorf("sync %s: %w", s.file.name, err)
+		}
+	}
+	if err := active.file.Sync(); err != nil {
+		return fmt.Errorf("sync %s: %w", active.file.name, err)
+	}
+	if names {
+		if err := j.fs.SyncDir(j.dir); err != nil {
+			return fmt.Errorf("sync %s: %w", j.dir, err)
+		}
+	}
+	return nil
+}
+
+// hintSoon has the hint written within hintDelay, by nobody who waits for it.
+// Requires: j.mu held.
+func (j *Journal) hintSoon() {
+	if !j.hintDue {
+		j.hintDue = true
+		j.hintTimer.Reset(hintDelay)
+	}
+}
+
+// writeHint writes the hint. It is not synced: it may be late but never says too much.
+func (j *Journal) writeHint() {
+	j.hintMu.Lock()
+	defer j.hintMu.Unlock()
+	j.mu.Lock()
+	durable, closed := j.durable, j.closed
+	j.hintDue = false
+	j.mu.Unlock()
+	if !closed {
+		j.hint.WriteAt(appendHint(nil, durable), 0) //nolint:errcheck // only a hint
+	}
 }

@@ -133,7 +133,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Keys:      n.key,
 		Place:     n.place,
 		Drivers:   []driver.Driver{n.driver},
-		Journal:   edge.Log{Journal: records},
+		Journal:   &edge.Log{Journal: records},
 		Names:     names{n.cluster.Names()},
 		Roots:     layers,
 		Host:      edge.ProcHost{Data: n.data.path},
