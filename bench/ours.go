@@ -24,6 +24,7 @@ const importers = 8
 type ours struct {
 	services dsec.Services
 	prefix   string // of image names
+	label    string // in reports; default dsec
 
 	mu     sync.Mutex
 	ids    map[int]dsec.SandboxID
@@ -36,7 +37,13 @@ func newOurs(ctx context.Context, s dsec.Services, base []byte) (*ours, error) {
 	return o, o.upload(ctx, o.base(), dsec.Base, base)
 }
 
-func (o *ours) name() string           { return "dsec" }
+func (o *ours) name() string {
+	if o.label != "" {
+		return o.label
+	}
+	return "dsec"
+}
+
 func (o *ours) base() string           { return o.prefix + "-base@1" }
 func (o *ours) workspace(n int) string { return o.prefix + "-w" + strconv.Itoa(n) + "@1" }
 

@@ -26,9 +26,10 @@ type Server struct {
 
 // ServerConfig says what a server is started from.
 type ServerConfig struct {
-	Program string // a dsec binary
-	Guest   string // dsec-guest; default the one beside Program
-	Dir     string // made for everything that the server keeps
+	Program string   // a dsec binary
+	Guest   string   // dsec-guest; default the one beside Program
+	Dir     string   // made for everything that the server keeps
+	Up      []string // flags of its own for up
 }
 
 // Limits of a server's start and end.
@@ -48,7 +49,7 @@ func StartServer(ctx context.Context, c ServerConfig) (*Server, error) {
 		return nil, err
 	}
 	// Port 0: two benchmarks, or a node in use, do not meet.
-	s.cmd = s.command("up", "--listen", "127.0.0.1:0", "--name", "bench")
+	s.cmd = s.command(append([]string{"up", "--listen", "127.0.0.1:0", "--name", "bench"}, c.Up...)...)
 	if err := s.cmd.Start(); err != nil {
 		s.log.Close()
 		return nil, fmt.Errorf("start server: %w", err)

@@ -22,6 +22,8 @@ type nodeBenchmarks struct {
 	Exec    benchExecCmd    `cmd:"" help:"Commands: against bare fork and exec, and the speed of output."`
 	Density benchDensityCmd `cmd:"" help:"Memory of idle sandboxes, and how many agents at work a core carries."`
 	Compare benchCompareCmd `cmd:"" help:"The same jobs on DSec, runc and podman, losses included."`
+
+	Trajectory benchTrajectoryCmd `cmd:"" help:"What recording costs, and how fast steps are answered from the record."`
 }
 
 // benchFlags are common to the benchmarks of a node.
@@ -170,6 +172,43 @@ func (c *benchDensityCmd) Run(ctx context.Context, a *app) error {
 			return r, err
 		}
 		return r, w.Agents(ctx, r, bench.AgentsOptions{Levels: c.Agents, Period: time.Duration(c.Period)})
+	})
+}
+
+// benchTrajectoryCmd measures recording.
+type benchTrajectoryCmd struct {
+	benchFlags
+	N     int `short:"n" help:"Commands in a round." placeholder:"N"`
+	Steps int `help:"Steps that are recorded and repeated." placeholder:"N"`
+}
+
+// Run measures it against a second private server that records nothing.
+func (c *benchTrajectoryCmd) Run(ctx context.Context, a *app) error {
+	return c.run(ctx, a, func(ctx context.Context, w *bench.World, _ int) (_ printer, err error) {
+		self, err := os.Executable()
+		if err != nil {
+			return nil, err
+		}
+		dir, err := os.MkdirTemp(c.Dir, "dsec-bench-")
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+		if err := os.Chmod(dir, 0o711); err != nil {
+			return nil, err
+		}
+		server, err := bench.StartServer(ctx, bench.ServerConfig{
+			Program: self, Guest: c.Guest, Dir: filepath.Join(dir, "server"), Up: []string{"--no-record"},
+		})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { err = errors.Join(err, server.Close()) }()
+		bare, err := a.Connect(server.URL, server.Token)
+		if err != nil {
+			return nil, err
+		}
+		return w.Trajectory(ctx, bench.TrajectoryOptions{Rounds: c.Rounds, N: c.N, Steps: c.Steps}, bare)
 	})
 }
 

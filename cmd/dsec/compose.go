@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -21,6 +22,7 @@ import (
 	"github.com/dsec-go/dsec/jail"
 	"github.com/dsec-go/dsec/journal"
 	"github.com/dsec-go/dsec/rootfs"
+	"github.com/dsec-go/dsec/trajectory"
 )
 
 // node is everything below the listener, made in the order of openNode and
@@ -36,8 +38,11 @@ type node struct {
 	images    *images
 	driver    driver.Driver
 	edge      *edge.Node
-	limits    []error  // of the host, that could not be raised
-	closers   []closer // in the order of making
+	recorder  atomic.Pointer[trajectory.Recorder] // nil when nothing is recorded
+
+	trajectories *trajectory.Log
+	limits       []error  // of the host, that could not be raised
+	closers      []closer // in the order of making
 }
 
 type closer struct {
@@ -128,6 +133,9 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, fmt.Errorf("open journal: %w", err)
 	}
 	n.onClose("journal", records.Close)
+	if n.trajectories, err = n.openLog(ctx, records); err != nil {
+		return nil, err
+	}
 	n.edge, err = edge.Open(ctx, edge.Config{
 		Name:      n.name,
 		Keys:      n.key,
@@ -140,7 +148,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Committer: n.images,
 		Measure:   edge.MeasureUpper,
 		Features:  func() []dsec.FeatureStatus { return hostFeatures(n.data.path) },
-		Events:    n.telemetry.edgeEvents(),
+		Events:    n.recorded(n.telemetry.edgeEvents()),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
@@ -151,6 +159,11 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	}
 	n.telemetry.watchNode(n.edge)
 	n.onClose("edge", n.edge.Close)
+	if !u.Unrecorded {
+		if err := n.record(ctx); err != nil {
+			return nil, err
+		}
+	}
 	return n, nil
 }
 
@@ -170,17 +183,15 @@ func (n *node) close() error {
 	return errors.Join(errs...)
 }
 
-// down ends every sandbox, then the parts.
-func (n *node) down(ctx context.Context) error {
-	return errors.Join(n.edge.Down(ctx), n.close())
-}
-
 // alive is how many sandboxes there are.
 func (n *node) alive() int { return n.edge.Counts().Alive }
 
 // services are the node's contracts before tokens are asked for.
 func (n *node) services() dsec.Services {
 	s := n.edge.Services()
+	if r := n.recorder.Load(); r != nil {
+		s = r.Services()
+	}
 	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), n.cluster.Projects()
 	return s
 }

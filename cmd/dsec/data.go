@@ -30,6 +30,7 @@ const (
 	etcdDir       = "etcd"
 	blobDir       = "blobs"
 	journalDir    = "journal"
+	logDir        = "logs" // segments of trajectories, and outputs in them
 	containerDir  = "container"
 	verifiedDir   = "verified" // which layers were checked
 	tempDir       = "temp"

@@ -32,6 +32,7 @@ type upCmd struct {
 	Guest   string `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
 	Verbose bool   `short:"v" help:"Log every sandbox."`
 	Detach  bool   `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder."`
+	Record  bool   `help:"Record what is asked of sandboxes and what they answer; without it no step is answered after a crash." default:"true" negatable:""`
 	ReadyFD int    `name:"ready-fd" hidden:""`
 }
 
@@ -78,7 +79,7 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 	}()
 	up := Up{
 		Data: c.Data, Listen: c.Listen, Name: c.Name, Guest: c.Guest, Context: path,
-		Log: newLog(a.Stderr, level),
+		Log: newLog(a.Stderr, level), Unrecorded: !c.Record,
 		Ready: func(r Ready) {
 			fmt.Fprintf(a.Stdout, "dsec %s serves at %s, data in %s; Ctrl-C leaves sandboxes running\n", dsec.Version, r.URL, r.Data)
 			c.tell(r.URL)
@@ -102,14 +103,17 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 // Up is a node with its front door in one process. Fields without a stated
 // default are required.
 type Up struct {
-	Data    string      // folder, made if missing
-	Listen  string      // address
-	Name    string      // of the node; default the host's name
-	Guest   string      // path of dsec-guest; default beside this program
-	Context string      // path of the context file to leave; default none
-	Pool    int         // boxes kept ready; default the driver's
-	Ready   func(Ready) // called once when it serves; default none
-	Log     *slog.Logger
+	Data    string // folder, made if missing
+	Listen  string // address
+	Name    string // of the node; default the host's name
+	Guest   string // path of dsec-guest; default beside this program
+	Context string // path of the context file to leave; default none
+	Pool    int    // boxes kept ready; default the driver's
+
+	Unrecorded bool // nothing that is asked of sandboxes is recorded
+
+	Ready func(Ready) // called once when it serves; default none
+	Log   *slog.Logger
 }
 
 // Ready is what a node that serves tells.

@@ -1,0 +1,298 @@
+package trajectory_test
+
+import (
+	"bytes"
+	"context"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/journal/journaltest"
+)
+
+func TestEveryChangeIsRecorded(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	on := dsec.Call{Sandbox: id}
+	ctx := dsec.WithCaller(t.Context(), dsec.Caller{Project: "p", Token: "trainer"})
+	if _, err := r.Commands.Run(ctx, on, dsec.Command{Shell: "echo out"}, []byte("in")); err != nil {
+		t.Fatal(err)
+	}
+	st, err := r.Commands.Start(ctx, on, dsec.Command{Shell: "cat", Stdin: dsec.StdinPipe})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.Commands.Write(ctx, on, st.ID, dsec.StdinWrite{Data: []byte("fed")}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Commands.Signal(ctx, on, st.ID, "TERM"); err != nil {
+		t.Fatal(err)
+	}
+	if st, err = r.Commands.Wait(ctx, on, st.ID); err != nil || st.Signal != "TERM" || !st.Step.IsZero() {
+		t.Fatalf("%+v %v", st, err)
+	}
+	if _, err := r.Files.Write(ctx, on, dsec.FileOp{Path: "/f"}, dsec.WriteOptions{}, strings.NewReader("content")); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Files.Move(ctx, on, dsec.FileOp{Path: "/f"}, "/g"); err != nil {
+		t.Fatal(err)
+	}
+	wantKind(t, "remove", r.Files.Remove(ctx, on, dsec.FileOp{Path: "/none"}), dsec.NotFound)
+	if _, err := r.Sandboxes.Stop(ctx, id); err != nil {
+		t.Fatal(err)
+	}
+	all := r.records(id)
+	want := "create command command= command stdin stdin= signal signal= command= write write= move move= remove remove! stop end"
+	if got := ops(all); got != want {
+		t.Fatalf("recorded\n%s, want\n%s", got, want)
+	}
+	if all[1].Who.Token != "trainer" || all[1].Who.Project != "p" || all[15].Who.Token != "trainer" {
+		t.Errorf("who: %+v %+v", all[1].Who, all[15].Who)
+	}
+	for seq, want := range map[uint64]string{2: "in", 5: "fed", 11: "content"} {
+		body, err := r.Trajectories.Body(ctx, id, seq)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var b bytes.Buffer
+		b.ReadFrom(body)
+		if b.String() != want {
+			t.Errorf("body of record %d: %q, want %q", seq, b.String(), want)
+		}
+	}
+	r.close()
+}
+
+// TestFastForward repeats steps: of a living sandbox, an ended one, one whose
+// process was killed and whose power was cut, and one in the archive.
+func TestFastForward(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	warn := dsec.Command{Argv: []string{"warn", "no"}}
+	check := func(when string) {
+		t.Helper()
+		res, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("echo one"), nil)
+		if err != nil || string(res.Out) != "one\n" || !res.Replayed || res.Outcome != dsec.Exited || res.Step != step(id, "s", 1).Step {
+			t.Fatalf("%s: %+v %v", when, res, err)
+		}
+		res, err = r.Commands.Run(t.Context(), step(id, "s", 7), warn, nil)
+		if err != nil || string(res.Err) != "no\n" || !res.Replayed {
+			t.Fatalf("%s: %+v %v", when, res, err)
+		}
+		st, err := r.Commands.Wait(t.Context(), dsec.Call{Sandbox: id}, res.ID)
+		if err != nil || st.Outcome != dsec.Exited || st.Stderr.Total != 3 {
+			t.Fatalf("%s: %+v %v", when, st, err)
+		}
+		out := ""
+		for o, err := range r.Commands.Attach(t.Context(), dsec.Call{Sandbox: id}, res.ID, 1) {
+			if err != nil {
+				t.Fatalf("%s: %v", when, err)
+			}
+			out += string(o.Data)
+		}
+		if out != "o\n" {
+			t.Fatalf("%s: attached to %q", when, out)
+		}
+		_, err = r.Commands.Run(t.Context(), step(id, "s", 1), sh("echo two"), nil)
+		wantKind(t, when+": another command", err, dsec.Diverged, `"shell"`, `"echo one"`, `"echo two"`, "step 1", `"s"`)
+		err = r.Files.Remove(t.Context(), step(id, "s", 1), dsec.FileOp{Path: "/x"})
+		wantKind(t, when+": another operation", err, dsec.Diverged, "operation")
+	}
+	if res := r.run(step(id, "s", 1), "echo one"); res.Replayed || string(res.Out) != "one\n" {
+		t.Fatalf("%+v", res)
+	}
+	// Numbers are names: a gap, then a lower one.
+	if _, err := r.Commands.Run(t.Context(), step(id, "s", 7), warn, nil); err != nil {
+		t.Fatal(err)
+	}
+	r.run(step(id, "s", 3), "true")
+	check("alive")
+	if n := r.inGuest(id); n != 3 {
+		t.Fatalf("%d commands ran, want 3", n)
+	}
+	r.kill(process)
+	r.open()
+	check("killed")
+	r.kill(func(d *journaltest.CrashFS) *journaltest.CrashFS { return d.PowerCut(rand.New(rand.NewPCG(1, 2))) })
+	r.open()
+	check("power cut")
+	if n := r.inGuest(id); n != 3 {
+		t.Fatalf("%d commands ran, want 3", n)
+	}
+	if _, err := r.Sandboxes.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	check("ended")
+	_, err := r.Commands.Run(t.Context(), step(id, "s", 8), sh("true"), nil)
+	wantKind(t, "a new step of an ended sandbox", err, dsec.Conflict)
+	if err := r.log.Tidy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	check("archived")
+	r.kill(process)
+	r.open()
+	check("archived and killed")
+	r.records(id)
+	r.close()
+}
+
+// TestOneStepTwoCallers has many callers at once: one runs, the others attach.
+func TestOneStepTwoCallers(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	var wg sync.WaitGroup
+	replayed := make(chan bool, 50)
+	for range cap(replayed) {
+		wg.Go(func() {
+			res, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("sleep 0.05"), nil)
+			if err != nil {
+				t.Error(err)
+			}
+			replayed <- res.Replayed
+		})
+	}
+	wg.Wait()
+	first := 0
+	for range cap(replayed) {
+		if !<-replayed {
+			first++
+		}
+	}
+	if n := r.inGuest(id); n != 1 || first != 1 {
+		t.Fatalf("%d commands ran, %d callers were first", n, first)
+	}
+	if got := ops(r.records(id)); got != "create command command=" {
+		t.Fatal(got)
+	}
+	r.close()
+}
+
+// hold is a node's Commands whose Run can be stopped before or after it.
+type hold struct {
+	dsec.Commands
+	before, after chan struct{} // nil lets it pass
+	reached       chan struct{}
+}
+
+func (h *hold) Run(ctx context.Context, on dsec.Call, c dsec.Command, stdin []byte) (dsec.Result, error) {
+	stop := func(gate chan struct{}) error {
+		if gate == nil {
+			return nil
+		}
+		h.reached <- struct{}{}
+		select {
+		case <-gate:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	if err := stop(h.before); err != nil {
+		return dsec.Result{}, err
+	}
+	res, err := h.Commands.Run(ctx, on, c, stdin)
+	if e := stop(h.after); e != nil {
+		return dsec.Result{}, e
+	}
+	return res, err
+}
+
+// TestStepAfterCrash is the table of docs/decisions/trajectory.md: what a
+// repeated step gets after the node's process was killed in the middle.
+func TestStepAfterCrash(t *testing.T) {
+	for _, c := range []struct {
+		name   string
+		line   string
+		hold   func(*hold)
+		while  func(r *rig, id dsec.SandboxID) // the process is dead
+		want   dsec.Outcome
+		replay bool
+		ran    int
+	}{
+		{name: "running in the guest", line: "sleep 0.2", want: dsec.Exited, ran: 1},
+		{name: "finished in the guest", line: "true", hold: func(h *hold) { h.after = make(chan struct{}) }, want: dsec.Exited, ran: 1},
+		{name: "unknown to the guest", line: "true", hold: func(h *hold) { h.before = make(chan struct{}) }, want: dsec.Exited, ran: 1},
+		{name: "guest gone", line: "sleep 1000", while: func(r *rig, id dsec.SandboxID) {
+			r.host.Crash(id, dsec.CauseGuestDied, "for the test")
+		}, want: dsec.Interrupted, replay: true, ran: -1},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			r := newRig(t)
+			h := &hold{reached: make(chan struct{}, 1)}
+			if c.hold != nil {
+				c.hold(h)
+			}
+			r.inner = func(s dsec.Services) dsec.Services {
+				h.Commands = s.Commands
+				s.Commands = h
+				return s
+			}
+			r.open()
+			id := r.create()
+			go r.Commands.Run(t.Context(), step(id, "s", 1), sh(c.line), nil)
+			if c.hold != nil {
+				<-h.reached
+			} else {
+				eventually(t, "the command", func() bool { return r.inGuest(id) == 1 })
+			}
+			r.kill(process)
+			if c.while != nil {
+				c.while(r, id)
+			}
+			r.inner = nil
+			r.open()
+			res, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh(c.line), nil)
+			if err != nil || res.Outcome != c.want {
+				t.Fatalf("%+v %v, want %s", res, err, c.want)
+			}
+			if c.ran >= 0 {
+				if n := r.inGuest(id); n != c.ran {
+					t.Errorf("%d commands ran, want %d", n, c.ran)
+				}
+			} else if !strings.Contains(res.Detail, "guest-died") {
+				t.Errorf("detail %q", res.Detail)
+			}
+			again, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh(c.line), nil)
+			if err != nil || !again.Replayed || again.Outcome != c.want || again.ID != res.ID {
+				t.Errorf("again: %+v %v", again, err)
+			}
+			_, err = r.Commands.Run(t.Context(), step(id, "s", 1), sh("echo other"), nil)
+			wantKind(t, "another command", err, dsec.Diverged)
+			r.records(id)
+			r.close()
+		})
+	}
+}
+
+// TestUnnamedAfterCrash takes up commands that no caller will repeat.
+func TestUnnamedAfterCrash(t *testing.T) {
+	r := newRig(t)
+	h := &hold{reached: make(chan struct{}, 1), before: make(chan struct{})}
+	r.open()
+	id := r.create()
+	st, err := r.Commands.Start(t.Context(), dsec.Call{Sandbox: id}, sh("sleep 0.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.kill(process)
+	r.inner = func(s dsec.Services) dsec.Services {
+		h.Commands = s.Commands
+		s.Commands = h
+		return s
+	}
+	r.open()
+	if st, err = r.Commands.Wait(t.Context(), dsec.Call{Sandbox: id}, st.ID); err != nil || st.Outcome != dsec.Exited || !st.Step.IsZero() {
+		t.Fatalf("%+v %v", st, err)
+	}
+	go r.Commands.Run(t.Context(), dsec.Call{Sandbox: id}, sh("true"), nil)
+	<-h.reached
+	r.kill(process)
+	r.inner = nil
+	r.open()
+	eventually(t, "the record of what was never begun", func() bool {
+		return ops(r.records(id)) == "create command command= command command!"
+	})
+	r.close()
+}
