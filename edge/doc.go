@@ -33,8 +33,8 @@
 //     its guest before it was resumed. It turns to a state once however many
 //     ask for it.
 //   - A sandbox ends once, with one cause: the first that asks for the end.
-//   - No lock is held across I/O, save logMu across the append of a record.
-//   - Lock order: logMu, Node.mu, entry.mu, timers.mu.
+//   - No lock is held across I/O, save logMu and labeling across the append of a record.
+//   - Lock order: labeling, logMu, Node.mu, entry.mu, timers.mu.
 //   - An idle sandbox has no goroutine here if its machine is a DoneNotifier,
 //     and shares its Spec with those that asked for the same.
 //   - A node whose journal cannot be written refuses creates and goes on with

@@ -106,6 +106,8 @@ type Node struct {
 	saving   saving        // a checkpoint under way
 	settled  chan struct{} // closed when Open has adopted all
 
+	labeling sync.Mutex // over Label
+
 	mu       sync.RWMutex
 	byID     map[dsec.SandboxID]*entry
 	keys     map[keyID]*entry

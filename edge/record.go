@@ -22,6 +22,7 @@ const (
 	opExtended  = "extended"  // its time to live was moved
 	opPaused    = "paused"    // it stands still since At
 	opReclaimed = "reclaimed" // so much memory came back of the pause that began at At
+	opLabeled   = "labeled"   // labels were set, all that ever were are in it
 	opResumed   = "resumed"   // it goes on
 	opCommitted = "committed" // an image was made from it; for people
 	opForgotten = "forgotten" // tombstones, in checkpoints only
@@ -52,6 +53,8 @@ type change struct {
 
 	Paused    int64 `json:"paused,omitempty"`
 	Reclaimed int64 `json:"reclaimed,omitempty"`
+
+	Labels map[string]string `json:"labels,omitempty"` // set over those of Spec
 }
 
 type stage struct {
@@ -87,7 +90,7 @@ func decodeChange(b []byte) (change, error) {
 		if c.ID == "" || len(c.Spec) == 0 || c.At == 0 {
 			return change{}, fmt.Errorf("created record without id, spec or time")
 		}
-	case opEnding, opEnded, opExtended, opCommitted, opPaused, opReclaimed, opResumed:
+	case opEnding, opEnded, opExtended, opCommitted, opPaused, opReclaimed, opResumed, opLabeled:
 		if c.ID == "" {
 			return change{}, fmt.Errorf("%s record without id", c.Op)
 		}
@@ -114,6 +117,8 @@ type record struct {
 
 	paused    int64 // since when, while state is Paused
 	reclaimed int64 // bytes, while state is Paused
+
+	labels map[string]string // set over those of spec, an empty one takes it away; immutable
 }
 
 // pausedAt gives r as it is while it stands still.
@@ -165,7 +170,7 @@ func (r *record) change(id dsec.SandboxID, lastUsed int64) change {
 	c := change{
 		Op: opCreated, ID: id, At: r.created, Spec: r.spec.json, Layers: *r.layers, Key: r.key, Took: r.took,
 		Expires: r.expires, LastUsed: lastUsed, Cause: r.verdict.cause, Detail: r.verdict.detail,
-		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed,
+		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed, Labels: r.labels,
 	}
 	if r.verdict.cause != "" {
 		c.State = r.verdict.state
@@ -184,6 +189,9 @@ func (r *record) sandbox(id dsec.SandboxID, node string) dsec.Sandbox {
 		Created: stamp(r.created), Expires: stamp(r.expires), Ended: stamp(r.ended),
 		Stages: append([]dsec.Stage(nil), r.stages...), Layers: append([]string(nil), *r.layers...),
 		Key: r.key, Took: r.took, Paused: stamp(r.paused), Reclaimed: r.reclaimed,
+	}
+	if r.labels != nil {
+		sb.Spec.Labels = r.effectiveLabels(nil)
 	}
 	if r.state.Ended() {
 		sb.Cause, sb.Detail = r.verdict.cause, r.verdict.detail

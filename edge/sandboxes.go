@@ -102,7 +102,7 @@ func (e *entry) matches(f dsec.Filter) bool {
 		return false
 	}
 	for k, v := range f.Labels {
-		if have, ok := spec.Labels[k]; !ok || have != v {
+		if have, ok := rec.label(k); !ok || have != v {
 			return false
 		}
 	}
