@@ -24,7 +24,7 @@ const module = "github.com/dsec-go/dsec"
 var floors = map[string]int{
 	"": 1, // the words
 
-	"blob": 2, "erofs": 2, "jail": 2, "network": 2, "wire": 2, "guest": 2, "journal": 2, "sched": 2,
+	"blob": 2, "erofs": 2, "jail": 2, "network": 2, "wire": 2, "guest": 2, "journal": 2, "sched": 2, "swap": 2,
 	"rpc": 2, "rpc/dsecv1": 2, "client": 2, "jail/profile": 2,
 
 	"image": 3, "cluster": 3, "driver": 3,

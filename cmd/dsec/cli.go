@@ -33,6 +33,8 @@ type cli struct {
 	Ls      lsCmd      `cmd:"" help:"List sandboxes." group:"Sandboxes:"`
 	Inspect inspectCmd `cmd:"" help:"Show everything about a sandbox." group:"Sandboxes:"`
 	Stop    stopCmd    `cmd:"" help:"End sandboxes and everything in them." group:"Sandboxes:"`
+	Pause   pauseCmd   `cmd:"" help:"Make sandboxes stand still and give their memory back." group:"Sandboxes:"`
+	Resume  resumeCmd  `cmd:"" help:"Let paused sandboxes go on, which any use of them does too." group:"Sandboxes:"`
 	Commit  commitCmd  `cmd:"" help:"Keep what changed in a sandbox as a workspace image." group:"Sandboxes:"`
 	Ports   portsCmd   `cmd:"" help:"Forward local TCP ports into a sandbox." group:"Sandboxes:"`
 

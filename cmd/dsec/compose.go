@@ -22,6 +22,7 @@ import (
 	"github.com/dsec-go/dsec/jail"
 	"github.com/dsec-go/dsec/journal"
 	"github.com/dsec-go/dsec/rootfs"
+	"github.com/dsec-go/dsec/swap"
 	"github.com/dsec-go/dsec/trajectory"
 )
 
@@ -43,6 +44,7 @@ type node struct {
 	trajectories *trajectory.Log
 	limits       []error  // of the host, that could not be raised
 	closers      []closer // in the order of making
+	goingDown    bool     // close ends what a node that comes back would want
 }
 
 type closer struct {
@@ -74,6 +76,12 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, err
 	}
 	n.onClose("data folder", func() error { n.data.close(); return nil })
+	n.onClose("swap", n.dropSwap)
+	if u.Swap > 0 {
+		if err := swap.Make(n.data.at(swapDir), u.Swap); err != nil {
+			return nil, err
+		}
+	}
 	n.limits = raiseLimits()
 	n.telemetry = newTelemetry(u.Log)
 	for _, dir := range []string{tempDir, verifiedDir} {
@@ -183,6 +191,15 @@ func (n *node) close() error {
 	return errors.Join(errs...)
 }
 
+// dropSwap gives up the node's own swap when it goes down. Before that the
+// memory of paused sandboxes is in it.
+func (n *node) dropSwap() error {
+	if !n.goingDown {
+		return nil
+	}
+	return swap.Remove(n.data.at(swapDir))
+}
+
 // alive is how many sandboxes there are.
 func (n *node) alive() int { return n.edge.Counts().Alive }
 
@@ -254,5 +271,5 @@ func hostName() string {
 // hostFeatures gathers what the mechanisms found out about this host; probes
 // write below dir.
 func hostFeatures(dir string) []dsec.FeatureStatus {
-	return append(jail.Features(), rootfs.Features(dir)...)
+	return append(append(jail.Features(), swap.Feature()), rootfs.Features(dir)...)
 }

@@ -32,6 +32,7 @@ const (
 	journalDir    = "journal"
 	logDir        = "logs" // segments of trajectories, and outputs in them
 	containerDir  = "container"
+	swapDir       = "swap"     // see package swap; made by dsec doctor too
 	verifiedDir   = "verified" // which layers were checked
 	tempDir       = "temp"
 )
@@ -98,7 +99,7 @@ func checkEmpty(path string) error {
 		switch strings.TrimSuffix(e.Name(), ".new") {
 		case formatFile:
 			return nil
-		case lockFile, instanceFile, upLog:
+		case lockFile, instanceFile, upLog, swapDir:
 		default:
 			other = e.Name()
 		}

@@ -117,6 +117,9 @@ func (c *upCmd) start(a *app, data string, log *os.File) (cmd *exec.Cmd, ready *
 	if c.Verbose {
 		args = append(args, "--verbose")
 	}
+	if c.Swap > 0 {
+		args = append(args, "--swap", strconv.FormatInt(int64(c.Swap), 10))
+	}
 	cmd = exec.Command(self, args...)
 	cmd.Dir = "/"
 	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{w}

@@ -157,6 +157,31 @@ func (f fakeSandboxes) Stop(_ context.Context, id dsec.SandboxID) (dsec.Sandbox,
 	return sb.Sandbox, nil
 }
 
+func (f fakeSandboxes) Pause(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	return f.turn(ctx, id, dsec.Running, dsec.Paused)
+}
+
+func (f fakeSandboxes) Resume(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
+	return f.turn(ctx, id, dsec.Paused, dsec.Running)
+}
+
+// turn changes the state of a sandbox that has the first one.
+func (f fakeSandboxes) turn(ctx context.Context, id dsec.SandboxID, from, to dsec.State) (dsec.Sandbox, error) {
+	sb, err := f.get(id)
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	f.mu.Lock()
+	if sb.State == from {
+		sb.State, sb.Paused, sb.Reclaimed = to, time.Time{}, 0
+		if to == dsec.Paused {
+			sb.Paused, sb.Reclaimed = time.Now(), 20<<20
+		}
+	}
+	f.mu.Unlock()
+	return f.Get(ctx, id)
+}
+
 func (f fakeSandboxes) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
 	sb, err := f.get(id)
 	if err != nil {

@@ -114,6 +114,9 @@ func describe(sb dsec.Sandbox, now time.Time) [][]string {
 		add("detail", sb.Detail)
 		add("ended", sb.Ended.UTC().Format(time.RFC3339))
 	}
+	if !sb.Paused.IsZero() {
+		add("paused", sb.Paused.UTC().Format(time.RFC3339)+" ("+since(sb.Paused, now)+" ago), "+size(sb.Reclaimed)+" given back")
+	}
 	add("node", sb.Node)
 	add("kind", string(spec.Kind))
 	add("base", spec.Environment.Base)
@@ -167,27 +170,9 @@ type stopCmd struct {
 
 // Run ends them in turn. One that fails does not keep the others.
 func (c *stopCmd) Run(ctx context.Context, a *app) error {
-	s, err := a.services()
-	if err != nil {
-		return err
-	}
-	var ended []dsec.Sandbox
-	var last error
-	for _, id := range c.Sandboxes {
-		sb, err := s.Sandboxes.Stop(ctx, dsec.SandboxID(id))
-		if err != nil {
-			if last != nil {
-				a.warn(last)
-			}
-			last = err
-			continue
-		}
-		ended = append(ended, sb)
-	}
-	if c.JSON && last == nil {
-		return a.json(ended)
-	}
-	return last
+	return a.eachSandbox(c.Sandboxes, c.JSON, func(s dsec.Sandboxes, id dsec.SandboxID) (dsec.Sandbox, error) {
+		return s.Stop(ctx, id)
+	})
 }
 
 // commitCmd makes an image of what changed.

@@ -80,5 +80,6 @@ func (n *node) record(ctx context.Context) error {
 // down ends every sandbox and puts their trajectories where they are read
 // without this node, then closes the parts.
 func (n *node) down(ctx context.Context) error {
+	n.goingDown = true
 	return errors.Join(n.edge.Down(ctx), n.trajectories.Tidy(ctx), n.close())
 }

@@ -66,6 +66,9 @@ type telemetry struct {
 	stops   prometheus.Histogram
 	faults  *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
+	pauses  *prometheus.CounterVec
+	resumes prometheus.Histogram
+	freed   prometheus.Counter
 }
 
 // createBuckets suit what takes milliseconds when all is well.
@@ -97,8 +100,18 @@ func newTelemetry(log *slog.Logger) *telemetry {
 		calls: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name: "dsec_call_seconds", Help: "Calls of the api; a stream counts from its first byte to its last.", Buckets: createBuckets,
 		}, []string{"procedure", "code"}),
+		pauses: prometheus.NewCounterVec(prometheus.CounterOpts{
+			Name: "dsec_sandbox_paused_total", Help: "Pauses, by why: empty when they were asked for.",
+		}, []string{"why"}),
+		resumes: prometheus.NewHistogram(prometheus.HistogramOpts{
+			Name: "dsec_sandbox_resume_seconds", Help: "Time until a paused sandbox goes on.", Buckets: createBuckets,
+		}),
+		freed: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "dsec_reclaimed_bytes_total", Help: "Memory that paused sandboxes gave back.",
+		}),
 	}
 	t.registry.MustRegister(t.created, t.stages, t.refused, t.ended, t.stops, t.faults, t.calls,
+		t.pauses, t.resumes, t.freed,
 		collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	return t
 }
@@ -143,6 +156,28 @@ func (t *telemetry) edgeEvents() edge.Events {
 		JournalHeal:  func() { t.log.Info("the journal can be written again") },
 		Checkpoint: func(e edge.CheckpointEvent) {
 			t.log.Debug("journal compacted", "records", e.Records, logTook, e.Took)
+		},
+		Paused: func(e edge.PausedEvent) {
+			t.pauses.WithLabelValues(e.Detail).Inc()
+			t.log.Debug("sandbox paused", logSandbox, e.ID, "why", e.Detail, logTook, e.Took)
+		},
+		Resumed: func(e edge.ResumedEvent) {
+			t.resumes.Observe(e.Took.Seconds())
+			t.log.Debug("sandbox resumed", logSandbox, e.ID, "why", e.Detail, "reclaimed", e.Reclaimed, logTook, e.Took)
+		},
+		Reclaimed: func(e edge.ReclaimedEvent) {
+			t.freed.Add(float64(e.Bytes))
+			if e.Error != nil {
+				t.fault("reclaim", e.Error, logSandbox, e.ID)
+			}
+			t.log.Debug("memory reclaimed", logSandbox, e.ID, "bytes", e.Bytes, logTook, e.Took)
+		},
+		Pressure: func(e edge.PressureEvent) {
+			if e.On {
+				t.log.Warn("memory is short: idle sandboxes are paused", "pressure", e.Pressure, "available", e.Available)
+			} else {
+				t.log.Info("memory is no longer short", "pressure", e.Pressure, "available", e.Available)
+			}
 		},
 		DiskFull: func(id dsec.SandboxID, used, limit int64) {
 			t.log.Warn("sandbox is over its disk limit", logSandbox, id, "used", used, "limit", limit)

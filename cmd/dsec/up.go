@@ -26,14 +26,15 @@ const (
 
 // upCmd runs a node.
 type upCmd struct {
-	Data    string `help:"Folder for everything the node keeps." default:"/var/lib/dsec" placeholder:"DIR"`
-	Listen  string `help:"Address to serve at; port 0 takes a free one." default:"127.0.0.1:7070" placeholder:"ADDRESS"`
-	Name    string `help:"Name of the node (default the host's)." placeholder:"NAME"`
-	Guest   string `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
-	Verbose bool   `short:"v" help:"Log every sandbox."`
-	Detach  bool   `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder."`
-	Record  bool   `help:"Record what is asked of sandboxes and what they answer; without it no step is answered after a crash." default:"true" negatable:""`
-	ReadyFD int    `name:"ready-fd" hidden:""`
+	Data    string   `help:"Folder for everything the node keeps." default:"/var/lib/dsec" placeholder:"DIR"`
+	Listen  string   `help:"Address to serve at; port 0 takes a free one." default:"127.0.0.1:7070" placeholder:"ADDRESS"`
+	Name    string   `help:"Name of the node (default the host's)." placeholder:"NAME"`
+	Guest   string   `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
+	Verbose bool     `short:"v" help:"Log every sandbox."`
+	Detach  bool     `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder."`
+	Record  bool     `help:"Record what is asked of sandboxes and what they answer; without it no step is answered after a crash." default:"true" negatable:""`
+	Swap    byteSize `help:"Make this much swap in the data folder, so that paused sandboxes give their memory back; dsec down removes it (default: what the host has)." placeholder:"SIZE"`
+	ReadyFD int      `name:"ready-fd" hidden:""`
 }
 
 // Help says what is left and what is found again.
@@ -79,7 +80,7 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 	}()
 	up := Up{
 		Data: c.Data, Listen: c.Listen, Name: c.Name, Guest: c.Guest, Context: path,
-		Log: newLog(a.Stderr, level), Unrecorded: !c.Record,
+		Log: newLog(a.Stderr, level), Unrecorded: !c.Record, Swap: int64(c.Swap),
 		Ready: func(r Ready) {
 			fmt.Fprintf(a.Stdout, "dsec %s serves at %s, data in %s; Ctrl-C leaves sandboxes running\n", dsec.Version, r.URL, r.Data)
 			c.tell(r.URL)
@@ -110,7 +111,8 @@ type Up struct {
 	Context string // path of the context file to leave; default none
 	Pool    int    // boxes kept ready; default the driver's
 
-	Unrecorded bool // nothing that is asked of sandboxes is recorded
+	Swap       int64 // bytes of swap to make; default none
+	Unrecorded bool  // nothing that is asked of sandboxes is recorded
 
 	Ready func(Ready) // called once when it serves; default none
 	Log   *slog.Logger
