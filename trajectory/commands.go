@@ -317,11 +317,21 @@ func (c commands) replay(ctx context.Context, id dsec.SandboxID, answer uint64, 
 // safely waits until the end of a command is durable, and takes the step out
 // of its status if nobody but the recorder knows it.
 func (c commands) safely(ctx context.Context, id dsec.SandboxID, st *dsec.CommandStatus) error {
-	if f := c.r.log.flightOf(id, st.Step); f != nil && st.Outcome != dsec.StillRunning {
-		select {
-		case <-f.done:
-		case <-ctx.Done():
-			return context.Cause(ctx)
+	if st.Outcome != dsec.StillRunning {
+		ch := c.r.log.chain(id)
+		f, open := ch.flightOf(st.Step)
+		if open && f == nil { // of an earlier process, and not taken up yet
+			if err := c.r.takeUp(ctx, ch); err != nil {
+				return err
+			}
+			f, _ = ch.flightOf(st.Step)
+		}
+		if f != nil {
+			select {
+			case <-f.done:
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			}
 		}
 	}
 	hide(st)
@@ -334,18 +344,20 @@ func hide(st *dsec.CommandStatus) {
 	}
 }
 
-// flightOf finds the call under way that started a command.
-func (l *Log) flightOf(id dsec.SandboxID, step dsec.Step) *flight {
-	c := l.chain(id)
+// flightOf finds the call under way that started a command, by its step as the
+// guest knows it. Without a flight it may be open all the same.
+func (c *chain) flightOf(step dsec.Step) (f *flight, open bool) {
 	if c == nil {
-		return nil
+		return nil, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if step.Session == hiddenSession {
-		return c.open[step.Number].flight
+	request := step.Number
+	if step.Session != hiddenSession {
+		request = c.steps[step].request
 	}
-	return c.steps[step].flight
+	o, open := c.open[request]
+	return o.flight, open
 }
 
 // commandAnswer finds the recorded answer of a command.
@@ -427,9 +439,10 @@ func (c commands) Wait(ctx context.Context, on dsec.Call, id dsec.CommandID) (ds
 // counts as running.
 func (c commands) List(ctx context.Context, on dsec.Call) ([]dsec.CommandStatus, error) {
 	all, err := c.r.inner.Commands.List(ctx, on)
+	ch := c.r.log.chain(on.Sandbox)
 	for i := range all {
 		st := &all[i]
-		if st.Outcome != dsec.StillRunning && c.r.log.flightOf(on.Sandbox, st.Step) != nil {
+		if _, open := ch.flightOf(st.Step); open && st.Outcome != dsec.StillRunning {
 			st.Outcome, st.Code, st.Signal = dsec.StillRunning, 0, ""
 		}
 		hide(st)

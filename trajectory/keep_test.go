@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -190,7 +191,7 @@ func TestFilesSteps(t *testing.T) {
 // fullDisk is a disk that can be full.
 type fullDisk struct {
 	journal.FS
-	full bool
+	full atomic.Bool
 }
 
 type fullFile struct {
@@ -209,7 +210,7 @@ func (d *fullDisk) Open(name string) (journal.File, error) {
 }
 
 func (f *fullFile) WriteAt(p []byte, off int64) (int, error) {
-	if f.d.full {
+	if f.d.full.Load() {
 		return 0, syscall.ENOSPC
 	}
 	return f.File.WriteAt(p, off)
@@ -233,7 +234,7 @@ func TestFullDisk(t *testing.T) {
 		ended <- end{res, err}
 	}()
 	eventually(t, "the command", func() bool { return r.inGuest(id) == 1 })
-	disk.full = true
+	disk.full.Store(true)
 	_, err := r.Commands.Run(t.Context(), step(id, "s", 2), sh("true"), nil)
 	wantKind(t, "exec", err, dsec.Unavailable, "no space left")
 	_, err = r.Sandboxes.Create(t.Context(), dsec.Spec{Environment: dsec.Environment{Base: "b"}}, dsec.CreateOptions{})
@@ -248,7 +249,7 @@ func TestFullDisk(t *testing.T) {
 		t.Fatalf("answered %+v before it was recorded", e)
 	default:
 	}
-	disk.full = false
+	disk.full.Store(false)
 	if e := <-ended; e.err != nil || e.res.Outcome != dsec.Exited {
 		t.Fatalf("%+v", e)
 	}

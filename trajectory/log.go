@@ -366,9 +366,12 @@ func (l *Log) tryEnd(ctx context.Context, c *chain, f *flight, answer json.RawMe
 		bod.describe(h)
 	}
 	c.mu.Lock()
-	if _, open := c.open[f.request]; !open {
-		// The end of the sandbox has answered it.
+	if _, open := c.open[f.request]; !open || c.over {
+		// The end of the sandbox was recorded first; nothing comes behind it.
 		c.mu.Unlock()
+		if callErr == nil {
+			callErr = dsec.Errorf(dsec.Conflict, "the sandbox has ended")
+		}
 		l.settle(c, f, nil, 0, callErr)
 		return nil
 	}

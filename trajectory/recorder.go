@@ -245,7 +245,7 @@ func (r *Recorder) Awake(id dsec.SandboxID) {
 	c.mu.Unlock()
 	if left {
 		r.work.Go(func() {
-			if err := r.takeUp(c); err != nil && r.life.Err() == nil {
+			if err := r.takeUp(r.life, c); err != nil && r.life.Err() == nil {
 				r.log.cfg.Fault(fmt.Errorf("take up the commands of sandbox %s: %w", id, err))
 			}
 		})
@@ -255,9 +255,8 @@ func (r *Recorder) Awake(id dsec.SandboxID) {
 // takeUp follows the commands that the guest knows. One that it does not know
 // was never begun: if its caller named it, the next call with that name begins
 // it, otherwise nobody will. Of other calls the guest knows those with a name.
-func (r *Recorder) takeUp(c *chain) error {
-	call := dsec.Call{Sandbox: c.id}
-	known, err := r.inner.Commands.List(r.life, call)
+func (r *Recorder) takeUp(ctx context.Context, c *chain) error {
+	known, err := r.inner.Commands.List(ctx, dsec.Call{Sandbox: c.id})
 	if err != nil {
 		return err
 	}
