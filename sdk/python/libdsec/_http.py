@@ -242,8 +242,7 @@ class Pool:
         return conn
 
     async def _opened(self) -> Connection:
-        task = asyncio.ensure_future(asyncio.open_connection(
-            self.host, self.port, ssl=self.ssl, server_hostname=self.host if self.ssl else None, limit=BUFFER))
+        task = asyncio.ensure_future(dial(str(self.host), self.port, self.ssl))
 
         def forget(t: "asyncio.Task[Tuple[asyncio.StreamReader, asyncio.StreamWriter]]") -> None:
             if not t.cancelled() and t.exception() is None:
@@ -267,6 +266,25 @@ class Pool:
         err = Unavailable(f"connect to {self.authority}: {e.strerror or e}")
         err._not_sent = True
         return err
+
+
+class Reader(asyncio.StreamReader):
+    """Reads what arrived before the connection broke, and only then its end: an answer may be in it."""
+
+    def set_exception(self, exc: BaseException) -> None:
+        if isinstance(exc, OSError):
+            self.feed_eof()
+        else:
+            super().set_exception(exc)  # type: ignore[arg-type]
+
+
+async def dial(host: str, port: int, ssl: Optional[ssl_module.SSLContext]) -> Tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open a connection."""
+    loop = asyncio.get_running_loop()
+    reader = Reader(limit=BUFFER, loop=loop)
+    protocol = asyncio.StreamReaderProtocol(reader, loop=loop)
+    transport, _ = await loop.create_connection(lambda: protocol, host, port, ssl=ssl, server_hostname=host if ssl else None)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)  # type: ignore[arg-type]
 
 
 class Connection:
@@ -317,6 +335,7 @@ class Connection:
         self.writer.write(head)
         async for piece in body:
             if piece:
+                await asyncio.sleep(0)  # an answer that is there is taken before a write finds the connection broken
                 self.writer.write(b"%x\r\n" % len(piece) + piece + b"\r\n")
                 with self.limit(stall):
                     await self.writer.drain()

@@ -10,6 +10,7 @@ import asyncio
 import base64
 import binascii
 import json
+import math
 import os
 import random
 import ssl as ssl_module
@@ -166,7 +167,7 @@ class Channel:
         if key:
             h["Dsec-Key"] = escape(key)
         if limit is not None:
-            h["Connect-Timeout-Ms"] = str(max(1, int(limit * 1000)))
+            h["Connect-Timeout-Ms"] = str(max(1, math.ceil(limit * 1000)))
         return h
 
     async def unary(self, method: str, message: Message, *, op: str, sandbox: str = "", step: str = "", key: str = "",
