@@ -36,6 +36,8 @@ type cli struct {
 	Pause   pauseCmd   `cmd:"" help:"Make sandboxes stand still and give their memory back." group:"Sandboxes:"`
 	Resume  resumeCmd  `cmd:"" help:"Let paused sandboxes go on, which any use of them does too." group:"Sandboxes:"`
 	Commit  commitCmd  `cmd:"" help:"Keep what changed in a sandbox as a workspace image." group:"Sandboxes:"`
+	Log     logCmd     `cmd:"" help:"Show, check or export what was recorded of a sandbox." group:"Sandboxes:"`
+	Replay  replayCmd  `cmd:"" help:"Do what was recorded again in a fresh sandbox and compare." group:"Sandboxes:"`
 	Ports   portsCmd   `cmd:"" help:"Forward local TCP ports into a sandbox." group:"Sandboxes:"`
 
 	Image   imageCmd   `cmd:"" help:"Images: what sandboxes are composed of." group:"Images, tokens, nodes:"`

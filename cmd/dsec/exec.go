@@ -17,6 +17,7 @@ import (
 type execCmd struct {
 	commandFlags
 	Step    stepFlag `help:"Name of this step: repeating it gives the recorded answer (default none)." placeholder:"SESSION:N"`
+	JSON    bool     `name:"json" help:"Print one JSON object when it has ended: status, both streams, and whether the answer was recorded by an earlier call."`
 	Sandbox string   `arg:"" help:"Sandbox ID."`
 	Argv    []string `arg:"" passthrough:"partial" name:"command" help:"Program and arguments, found in the sandbox's PATH; no shell is involved."`
 }
@@ -52,6 +53,9 @@ func (c *execCmd) Run(ctx context.Context, a *app) error {
 		a: a, s: s,
 		on:          dsec.Call{Sandbox: dsec.SandboxID(c.Sandbox), Step: dsec.Step(c.Step)},
 		interactive: c.Interactive, tty: c.TTY, forward: true,
+	}
+	if c.JSON {
+		run.result = &dsec.Result{}
 	}
 	return run.do(ctx, cmd)
 }
@@ -97,6 +101,28 @@ type execution struct {
 	interactive bool
 	tty         bool
 	forward     bool // signals go to the command; else they end ctx elsewhere
+
+	// result takes what the command printed instead of this program's streams,
+	// and is printed at its end; nil for neither.
+	result *dsec.Result
+}
+
+// write passes a piece of output on.
+func (x *execution) write(s dsec.Stream, data []byte) error {
+	if x.result == nil {
+		w := x.a.Stdout
+		if s == dsec.Stderr {
+			w = x.a.Stderr
+		}
+		_, err := w.Write(data)
+		return err
+	}
+	to := &x.result.Out
+	if s == dsec.Stderr {
+		to = &x.result.Err
+	}
+	*to = append(*to, data[:min(len(data), dsec.MaxRunOutput-len(*to))]...)
+	return nil
 }
 
 // do starts cmd, copies its streams until it ends, and returns its status as
@@ -143,6 +169,13 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 			return exitStatus(128 + int(syscall.SIGINT))
 		}
 		return err
+	}
+	if x.result != nil {
+		x.result.CommandStatus = end
+		x.result.Replayed = end.Replayed || st.Replayed
+		if err := x.a.json(x.result); err != nil {
+			return err
+		}
 	}
 	return x.a.exit(end)
 }
@@ -221,11 +254,7 @@ func (x *execution) copyOutput(ctx context.Context, id dsec.CommandID) (dsec.Com
 			broken = time.Time{}
 			lost += out.Gap
 			if len(out.Data) > 0 {
-				w := x.a.Stdout
-				if out.Stream == dsec.Stderr {
-					w = x.a.Stderr
-				}
-				if _, err := w.Write(out.Data); err != nil {
+				if err := x.write(out.Stream, out.Data); err != nil {
 					return dsec.CommandStatus{}, fmt.Errorf("%w: %w", errOutput, err)
 				}
 				offset = out.Offset + int64(len(out.Data))
