@@ -304,8 +304,6 @@ func (j *Jobs) eventsOf(k key, list []Change) change {
 		ev := event{Seq: seq, At: n.At.UnixNano(), Type: t, Sandbox: n.Sandbox, Key: itemKey, Detail: clip(n.Detail), Retry: n.retry}
 		if stateAfter(t).Ended() {
 			ev.Cause, ev.Retry = n.Cause, n.retry || worthAgain(n.Cause)
-		} else {
-			ev.Detail = ""
 		}
 		c.Events = append(c.Events, ev)
 		if n.Sandbox != "" {

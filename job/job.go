@@ -158,6 +158,12 @@ func (j *Jobs) Run(ctx context.Context) error {
 	defer stop()
 	defer context.AfterFunc(j.life, stop)()
 	j.mu.Lock()
+	if j.closed {
+		j.mu.Unlock()
+		return nil
+	}
+	j.work.Add(1) // Close waits: what runs here writes the journal
+	defer j.work.Done()
 	for _, e := range j.jobs {
 		j.wakeUp(e)
 	}

@@ -40,6 +40,9 @@ type cli struct {
 	Replay  replayCmd  `cmd:"" help:"Do what was recorded again in a fresh sandbox and compare." group:"Sandboxes:"`
 	Ports   portsCmd   `cmd:"" help:"Forward local TCP ports into a sandbox." group:"Sandboxes:"`
 
+	Job    jobCmd    `cmd:"" help:"Jobs: the sandboxes of one trainer run, and who owns them." group:"Jobs:"`
+	Events eventsCmd `cmd:"" help:"Show what happened to jobs and their sandboxes." group:"Jobs:"`
+
 	Image   imageCmd   `cmd:"" help:"Images: what sandboxes are composed of." group:"Images, tokens, nodes:"`
 	Project projectCmd `cmd:"" help:"Projects: tenants that see nothing of each other." group:"Images, tokens, nodes:"`
 	Token   tokenCmd   `cmd:"" help:"Tokens: who may call." group:"Images, tokens, nodes:"`

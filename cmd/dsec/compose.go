@@ -20,6 +20,7 @@ import (
 	"github.com/dsec-go/dsec/edge"
 	"github.com/dsec-go/dsec/image"
 	"github.com/dsec-go/dsec/jail"
+	"github.com/dsec-go/dsec/job"
 	"github.com/dsec-go/dsec/journal"
 	"github.com/dsec-go/dsec/rootfs"
 	"github.com/dsec-go/dsec/swap"
@@ -40,6 +41,7 @@ type node struct {
 	driver    driver.Driver
 	edge      *edge.Node
 	recorder  atomic.Pointer[trajectory.Recorder] // nil when nothing is recorded
+	jobs      *job.Jobs
 
 	trajectories *trajectory.Log
 	limits       []error  // of the host, that could not be raised
@@ -144,6 +146,9 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	if n.trajectories, err = n.openLog(ctx, records); err != nil {
 		return nil, err
 	}
+	if err := n.openJobs(records); err != nil {
+		return nil, err
+	}
 	n.edge, err = edge.Open(ctx, edge.Config{
 		Name:      n.name,
 		Keys:      n.key,
@@ -156,7 +161,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Committer: n.images,
 		Measure:   edge.MeasureUpper,
 		Features:  func() []dsec.FeatureStatus { return hostFeatures(n.data.path) },
-		Events:    n.recorded(n.telemetry.edgeEvents()),
+		Events:    n.told(n.recorded(n.telemetry.edgeEvents())),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
@@ -172,6 +177,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 			return nil, err
 		}
 	}
+	n.fence()
 	return n, nil
 }
 
@@ -203,12 +209,17 @@ func (n *node) dropSwap() error {
 // alive is how many sandboxes there are.
 func (n *node) alive() int { return n.edge.Counts().Alive }
 
+// unfenced are the edge's services with what is recorded of them.
+func (n *node) unfenced() dsec.Services {
+	if r := n.recorder.Load(); r != nil {
+		return r.Services()
+	}
+	return n.edge.Services()
+}
+
 // services are the node's contracts before tokens are asked for.
 func (n *node) services() dsec.Services {
-	s := n.edge.Services()
-	if r := n.recorder.Load(); r != nil {
-		s = r.Services()
-	}
+	s := n.jobs.Fence(n.unfenced())
 	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), n.cluster.Projects()
 	return s
 }

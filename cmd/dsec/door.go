@@ -24,7 +24,7 @@ func (n *node) door() http.Handler {
 		Nodes: api.Single{Node: api.Node{
 			Name: n.name, Number: n.place.Node, Handler: rpc.Handler(services, options), Services: services,
 		}},
-		Local:  dsec.Services{Images: services.Images, Tokens: services.Tokens, Projects: services.Projects, Nodes: services.Nodes},
+		Local:  dsec.Services{Images: services.Images, Jobs: services.Jobs, Tokens: services.Tokens, Projects: services.Projects, Nodes: services.Nodes},
 		RPC:    options,
 		Events: api.Events{Access: n.telemetry.access},
 	})

@@ -184,8 +184,9 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	// The node's own clock runs only while it serves: takeDown has none.
 	lifeCtx, endLife := context.WithCancel(context.WithoutCancel(ctx))
 	defer endLife()
-	lived := make(chan error, 1)
+	lived := make(chan error, 2)
 	go func() { lived <- n.edge.Run(lifeCtx) }()
+	go func() { lived <- n.jobs.Run(lifeCtx) }()
 	if u.Context != "" {
 		if err := writeContext(u.Context, serverContext{URL: url, Token: token, Data: n.data.path}); err != nil {
 			return 0, errors.Join(err, server.Close())
