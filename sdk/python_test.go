@@ -19,7 +19,7 @@ import (
 )
 
 // limit is how long the tests of one language may take.
-const limit = 5 * time.Minute
+const limit = 4 * time.Minute
 
 // TestPython runs the tests of libdsec: those that need no node, and the others
 // against one that is started here.
@@ -31,9 +31,11 @@ func TestPython(t *testing.T) {
 	n := start(t)
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, python, "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-t", ".", "-s", "tests")
+	cmd := exec.CommandContext(ctx, python, "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-v", "-t", ".", "-s", "tests")
 	cmd.Dir = "python"
-	cmd.Env = append(n.env(), "DSEC_TEST_URL="+n.url, "DSEC_TEST_TOKEN="+n.token, "PYTHONDONTWRITEBYTECODE=1")
+	cmd.Env = append(n.env(), "DSEC_TEST_URL="+n.url, "DSEC_TEST_TOKEN="+n.token, "PYTHONDONTWRITEBYTECODE=1", "PYTHONFAULTHANDLER=1")
+	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGABRT) } // it says where it hangs
+	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Errorf("%v\n%s\nlog of the node:\n%s", err, out, n.log.Bytes())

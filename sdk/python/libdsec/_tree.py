@@ -212,12 +212,21 @@ class _Extraction:
     def _file(self, t: tarfile.TarFile, m: tarfile.TarInfo, at: int, name: str) -> None:
         fd = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600, dir_fd=at)
         with os.fdopen(fd, "wb") as f:
-            data = t.extractfile(m)
-            while data is not None:
-                piece = data.read(CHUNK)
-                if not piece:
-                    break
-                f.write(piece)
+            if m.sparse is not None and "GNU.sparse.realsize" in m.pax_headers:
+                # What is stored of a file with holes; tarfile takes the last of two sizes.
+                m.size = int(m.pax_headers["GNU.sparse.realsize"])
+            # The pieces of the file follow each other in the archive, whatever holes are between them.
+            stream: Any = t.fileobj
+            stream.seek(m.offset_data)
+            for at, left in m.sparse or [(0, m.size)]:
+                f.seek(at)
+                while left > 0:
+                    piece = stream.read(min(left, CHUNK))
+                    if not piece:
+                        raise tarfile.ReadError("it breaks off")
+                    f.write(piece)
+                    left -= len(piece)
+            f.truncate(m.size)
             f.flush()
             os.utime(fd, (m.mtime, m.mtime))
             os.fchmod(fd, m.mode & 0o777)

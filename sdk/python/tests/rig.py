@@ -139,6 +139,9 @@ def fixed(*answers):
 
 
 class Async(unittest.IsolatedAsyncioTestCase):
+    async def asyncSetUp(self):
+        asyncio.get_running_loop().slow_callback_duration = 60  # a busy host is no news
+
     async def soon(self, work):
         """Wait for what must happen, without an opinion on when."""
         return await asyncio.wait_for(work, PATIENCE)
@@ -156,6 +159,7 @@ class Node(Async):
     """Tests on a real node. Each has a client and a sandbox of its own."""
 
     async def asyncSetUp(self):
+        await super().asyncSetUp()
         self.client = libdsec.DSecClient(URL, TOKEN)
         self.sb = await self.client.create(self.spec())
 

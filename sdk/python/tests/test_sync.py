@@ -96,6 +96,7 @@ class Sync(unittest.TestCase):
     def test_ctrl_c(self):
         """An interrupt ends the wait; the command runs on."""
         main = threading.get_ident()
+        self.addCleanup(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
 
         def interrupt():
             while not self.sb.files.exists("/tmp/began"):
