@@ -132,7 +132,7 @@ func (s *sessionText) open(r dsec.Record, answer *dsec.Record) error {
 		return err
 	}
 	head := s.head(r)
-	if who := whoText(r.Who); who != "" && who != s.who && !alone(r) || r.Op == dsec.RecordCreate {
+	if who := whoText(r.Who); who != "" && who != s.who && (r.Who.Token != "" || r.Op == dsec.RecordCreate) {
 		s.who = who
 		head += " " + s.paint(styleDim, who)
 	}

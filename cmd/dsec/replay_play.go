@@ -83,9 +83,14 @@ func (r *replay) play(ctx context.Context) error {
 			return err
 		}
 	}
-	// The last operation that was asked for is ended, if it is one that ends.
-	if last := r.all[r.to-1]; r.to < len(r.all) && !isAnswer(last) {
-		if p := r.running[last.Seq]; p != nil && p.answer != nil {
+	// The last operation is ended if nothing was begun before its end. One that
+	// was left in the background is left there.
+	last := r.all[r.to-1]
+	for _, rec := range r.all[r.to:] {
+		switch {
+		case !isAnswer(rec):
+			return nil
+		case rec.Of == last.Seq:
 			return r.end(ctx, last.Seq)
 		}
 	}
