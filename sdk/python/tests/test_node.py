@@ -214,6 +214,43 @@ class Sandboxes(Node):
         with self.assertRaises(libdsec.Conflict):
             await self.sb.exec("true")
 
+    async def test_pausing(self):
+        p = await self.sb.start("read x; echo got $x", stdin=True)
+        self.assertEqual((await self.sb.pause()).state, "paused")
+        self.assertEqual((await self.sb.pause()).state, "paused")
+        self.assertEqual((await self.sb.exec("echo awake")).out, "awake\n")  # what is asked of it wakes it
+        await self.sb.pause()
+        self.assertEqual((await self.sb.resume()).state, "running")
+        await p.write("it\n")
+        self.assertEqual((await p.result()).out, "got it\n")
+
+    async def test_jobs(self):
+        job = await self.client.jobs.create(lease=600, on_disconnect="stop")
+        spec = self.spec()
+        items = [libdsec.Item(spec, f"k{i}") for i in range(3)]
+        made = await job.create_many(items)
+        self.assertEqual([r.error for r in made], [None] * 3)
+        again = await job.create_many(items)
+        self.assertEqual({r.key: r.id for r in made}, {r.key: r.id for r in again})
+        self.assertEqual((await made[0].sandbox.exec("echo in")).out, "in\n")
+        self.assertEqual({r.sandbox.info.state for r in await job.pause()}, {"paused"})
+        self.assertEqual({r.sandbox.info.state for r in await job.resume()}, {"running"})
+        heir = await self.client.jobs.open(job.id)
+        self.assertEqual((job.epoch, heir.epoch), (1, 2))
+        with self.assertRaises(libdsec.Conflict):
+            await job.renew()
+        with self.assertRaises(libdsec.Conflict):
+            await made[0].sandbox.exec("true")
+        mine = {s.id: s for s in await heir.sandboxes()}
+        self.assertEqual(sorted(mine), sorted(r.id for r in made))
+        self.assertEqual((await mine[made[0].id].exec("echo heir")).out, "heir\n")
+        await heir.stop()
+        self.assertEqual(await heir.sandboxes(), [])
+        seen = [e async for e in heir.events(follow=False)]
+        self.assertEqual([e.seq for e in seen], list(range(1, len(seen) + 1)))
+        self.assertEqual(sum(e.type == "created" for e in seen), 3)
+        self.assertIn("owner-changed", [e.type for e in seen])
+
     async def test_keys(self):
         a = await self.client.create(self.spec(), key="k " + self.sb.id)
         b = await self.client.create(self.spec(), key="k " + self.sb.id)
