@@ -114,6 +114,8 @@ func (j *Journal) compact(ctx context.Context, upTo uint64, write func(*Snapshot
 		gone = append(gone, j.segments[0])
 		j.segments = j.segments[1:]
 	}
+	// Where all was durable already, the one that was active is full and not synced since.
+	j.unsynced = slices.DeleteFunc(j.unsynced, func(s *segment) bool { return slices.Contains(gone, s) })
 	j.mu.Unlock()
 	j.files.publish(s.file)
 	moved()

@@ -104,8 +104,15 @@ func (j *Journal) lead() {
 	j.unsynced, j.newNames = nil, false
 	j.syncing, j.target = true, j.next-1
 	j.running, j.round = j.round, nil
+	// A checkpoint may remove a segment whose records are durable while it is synced once more.
+	for _, s := range append(full, active) {
+		s.file.users.Add(1)
+	}
 	j.mu.Unlock()
 	err := j.syncFiles(full, active, names)
+	for _, s := range append(full, active) {
+		s.file.release()
+	}
 	j.mu.Lock()
 	j.syncing = false
 	if err != nil {
