@@ -40,10 +40,12 @@ func (s *commands) runLong(ctx context.Context, c dsec.Call, cmd dsec.Command, s
 	if err != nil {
 		return dsec.Result{}, err
 	}
+	piece := c
+	piece.Step = dsec.Step{} // the name of the command; a piece repeats itself by its offset
 	for off := int64(0); off < int64(len(stdin)); {
 		rest := stdin[off:]
 		n := min(len(rest), dsec.MaxChunk)
-		next, err := s.Write(ctx, c, st.ID, dsec.StdinWrite{Offset: off, Data: rest[:n], Close: n == len(rest)})
+		next, err := s.Write(ctx, piece, st.ID, dsec.StdinWrite{Offset: off, Data: rest[:n], Close: n == len(rest)})
 		if dsec.KindOf(err) == dsec.Conflict && err != nil {
 			break
 		}

@@ -1,10 +1,12 @@
 package e2e_test
 
 import (
+	"bytes"
 	"flag"
 	"fmt"
 	"math/rand/v2"
 	"os/exec"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -144,6 +146,21 @@ func checkRecord(t *testing.T, n *node, id dsec.SandboxID, steps int) {
 	for k := range uint64(steps) {
 		if answers[k+1] != 1 {
 			t.Errorf("step %d has %d answers", k+1, answers[k+1])
+		}
+	}
+}
+
+// TestLongInputIsRecorded runs a step whose input takes several messages, twice.
+func TestLongInputIsRecorded(t *testing.T) {
+	n := shared(t)
+	sb := n.create(t, plain())
+	in := bytes.Repeat([]byte("0123456789abcde\n"), 1<<19)
+	call := dsec.Call{Sandbox: sb.ID, Step: dsec.Step{Session: "s", Number: 1}}
+	for _, replayed := range []bool{false, true} {
+		r, err := n.Commands.Run(ctx(t), call, dsec.Command{Shell: "wc -c", Stdin: dsec.StdinPipe}, in)
+		must(t, err)
+		if string(bytes.TrimSpace(r.Out)) != strconv.Itoa(len(in)) || r.Replayed && !replayed {
+			t.Fatalf("%q, replayed %v", r.Out, r.Replayed)
 		}
 	}
 }

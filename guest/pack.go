@@ -364,7 +364,10 @@ func (p *packer) sparse(fd int, h *tar.Header, ext []extent) error {
 	for k, v := range h.PAXRecords {
 		rec[k] = v
 	}
-	var pax []byte
+	// The size comes first: readers exist that let it replace a real size which
+	// they have read before.
+	pax := []byte(paxRecord("size", rec["size"]))
+	delete(rec, "size")
 	for _, k := range slices.Sorted(keys(rec)) {
 		pax = append(pax, paxRecord(k, rec[k])...)
 	}
