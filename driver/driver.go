@@ -119,6 +119,19 @@ type Guest interface {
 	Subscribe(f func(Activity))
 }
 
+// Inlet is a Guest whose workload can call the host through a port of its
+// loopback.
+type Inlet interface {
+	// Listen opens the port; it stays open for the life of the machine, and to
+	// open it again is nothing new. Conflict if the workload has it.
+	Listen(ctx context.Context, port int) error
+
+	// Accept waits for the next connection to it, over reconnections to the
+	// guest. Connections that nobody waits for queue up in the sandbox, to a
+	// small number, and outlive the process of the node.
+	Accept(ctx context.Context, port int) (dsec.PortConn, error)
+}
+
 // Activity is the guest's own count of what runs.
 type Activity = dsec.Activity
 

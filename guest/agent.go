@@ -83,7 +83,8 @@ type Agent struct {
 	activity dsec.Activity
 	news     chan struct{} // closed at the next change of activity
 	closed   bool
-	still    bool // the clocks of commands stand
+	still    bool           // the clocks of commands stand
+	inlets   map[int]*inlet // by port; nil until the first
 	trim     *time.Timer
 	young    weak.Pointer[young] // giveBack's
 	wg       sync.WaitGroup      // of running commands
@@ -253,7 +254,11 @@ func (a *Agent) Close() error {
 			live = append(live, c)
 		}
 	}
+	inlets := a.inlets
 	a.mu.Unlock()
+	for _, in := range inlets {
+		in.close()
+	}
 	for _, c := range live {
 		c.kill(dsec.Signaled) //nolint:errcheck // it has ended then
 	}

@@ -129,6 +129,39 @@ func (c *Client) StartClocks(ctx context.Context) error {
 	return err
 }
 
+// Listen opens a port of the sandbox's loopback, so that Accept gives what
+// connects to it. Conflict if the workload has it.
+func (c *Client) Listen(ctx context.Context, port int) error {
+	_, err := c.call(ctx, request{m: mListen, args: appendInt(nil, int64(port)), idempotent: true})
+	return err
+}
+
+// Accept waits for the next connection that the workload makes to such a port.
+// It outlives connections to the guest; one of the workload's that is not taken
+// is given out by the next call, of whomever.
+func (c *Client) Accept(ctx context.Context, port int) (dsec.PortConn, error) {
+	for try := 0; ; try++ {
+		s, err := c.stream(ctx, mAccept, appendInt(nil, int64(port)), nil, true)
+		if err != nil {
+			return nil, err
+		}
+		first, err := s.next(ctx) // empty: connected
+		if err == nil {
+			if err = s.send(ctx, 0, nil, nil); err == nil { // and taken
+				return newPortConn(c, s, first), nil
+			}
+		}
+		if s.l.failure() == nil || ctx.Err() != nil || c.gone() || try > maxTries {
+			if err = c.endOf(ctx, s, err); err == nil {
+				err = dsec.Errorf(dsec.Unavailable, "the connection ended at once")
+			}
+			return nil, err
+		}
+		s.forget()
+		c.pause(ctx, try)
+	}
+}
+
 // Subscribe calls f with what the guest is doing, at once and after each
 // change, and again after each reconnection, until Close. f runs on the
 // goroutine that reads the connection and must not block or call the client.
@@ -181,6 +214,17 @@ func (c *Client) connect(ctx context.Context) (*link, error) {
 			continue // the loop's checks say why
 		}
 	}
+}
+
+// spawn runs f in a goroutine that Close waits for, unless the client is closed.
+func (c *Client) spawn(f func()) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.gone() {
+		return false
+	}
+	c.wg.Go(f)
+	return true
 }
 
 // sleep waits d, unless ctx or the client ends.

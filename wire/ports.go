@@ -5,6 +5,8 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/dsec-go/dsec"
 )
@@ -24,8 +26,12 @@ func (p ports) Dial(ctx context.Context, _ dsec.Call, port int) (dsec.PortConn, 
 		}
 		return nil, err
 	}
+	return newPortConn(p.c, s, first), nil
+}
+
+func newPortConn(c *Client, s *stream, first *buffer) *portConn {
 	life, end := context.WithCancel(context.Background())
-	return &portConn{c: p.c, s: s, life: life, end: end, p: first, rest: first.b}, nil
+	return &portConn{c: c, s: s, life: life, end: end, p: first, rest: first.b}
 }
 
 // portConn is a connection to a port of the sandbox. Reading, writing and
@@ -41,8 +47,8 @@ type portConn struct {
 	rest []byte
 	rerr error
 
-	wmu    sync.Mutex // held by Write
-	closed bool       // no more writes
+	wmu    sync.Mutex  // held by Write
+	closed atomic.Bool // no more writes
 }
 
 func (c *portConn) Read(b []byte) (int, error) {
@@ -74,7 +80,7 @@ func (c *portConn) Read(b []byte) (int, error) {
 func (c *portConn) Write(b []byte) (int, error) {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	if c.closed {
+	if c.closed.Load() {
 		return 0, dsec.Errorf(dsec.Conflict, "the connection is closed for writing")
 	}
 	done := 0
@@ -101,20 +107,37 @@ func (c *portConn) writeError(err error) error {
 func (c *portConn) CloseWrite() error {
 	c.wmu.Lock()
 	defer c.wmu.Unlock()
-	if c.closed {
+	if c.closed.Load() {
 		return nil
 	}
-	c.closed = true
+	c.closed.Store(true)
 	if err := c.s.send(c.life, fEnd, nil, nil); err != nil && !errors.Is(err, errAnswered) {
 		return c.writeError(err)
 	}
 	return nil
 }
 
+// Close drops what is under way, save what was written before a CloseWrite: that
+// reaches the other end, as with any connection, if it takes it within lingerFor.
 func (c *portConn) Close() error {
-	if c.life.Err() == nil {
-		c.end()
+	if c.life.Err() != nil {
+		return nil
+	}
+	c.end()
+	if c.closed.Load() && c.c.spawn(c.linger) {
+		return nil
+	}
+	c.s.abandon()
+	return nil
+}
+
+// lingerFor is how long the other end may take for what is left.
+const lingerFor = 30 * time.Second
+
+func (c *portConn) linger() {
+	ctx, cancel := context.WithTimeout(c.c.life, lingerFor)
+	defer cancel()
+	if _, err := c.s.response(ctx); err != nil {
 		c.s.abandon()
 	}
-	return nil
 }

@@ -125,6 +125,15 @@ func (v *server) answer(ctx context.Context, s *stream, m method, args []byte) (
 			return nil, err
 		}
 		return v.dial(ctx, s, port)
+	case mListen, mAccept:
+		port := int(d.int())
+		if err := badArgs(d); err != nil {
+			return nil, err
+		}
+		if m == mListen {
+			return ok(), v.h.Listen(ctx, port)
+		}
+		return v.accept(ctx, s, port)
 	case mActivity:
 		a, err := v.h.Activity(ctx)
 		return appendActivity(ok(), a), err
@@ -421,12 +430,39 @@ func (v *server) dial(ctx context.Context, s *stream, port int) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
+	if err := s.send(ctx, 0, nil, nil); err != nil { // connected
+		conn.Close()
+		return nil, err
+	}
+	return join(ctx, s, conn, port)
+}
+
+// accept is dial the other way round. The host says that it has the connection;
+// one that it does not come to know of is the next call's.
+func (v *server) accept(ctx context.Context, s *stream, port int) ([]byte, error) {
+	var conn dsec.PortConn
+	err := v.h.Accept(ctx, port, func(c dsec.PortConn) error {
+		conn = c
+		if err := s.send(ctx, 0, nil, nil); err != nil {
+			return err
+		}
+		p, err := s.next(ctx)
+		p.release()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return join(ctx, s, conn, port)
+}
+
+// join copies between a connection and the stream until both directions have
+// ended, and closes the connection.
+func join(ctx context.Context, s *stream, conn dsec.PortConn, port int) ([]byte, error) {
+	var err error
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 	defer conn.Close()
-	if err := s.send(ctx, 0, nil, nil); err != nil { // connected
-		return nil, err
-	}
 	up := make(chan error, 1)
 	go func() { // ends with ctx at the latest, and is waited for below
 		for {

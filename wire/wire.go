@@ -72,6 +72,16 @@ type Handler interface {
 	// not be kept.
 	Forget(ctx context.Context, steps []dsec.Step) error
 
+	// Listen opens a port of the sandbox's loopback whose connections the host
+	// takes with Accept; to open it again is nothing new. Conflict if the
+	// workload has the port.
+	Listen(ctx context.Context, port int) error
+
+	// Accept waits for the next connection to such a port and calls take with it.
+	// If that fails, it is the next one still. Connections that nobody waits for
+	// stay in the kernel's queue.
+	Accept(ctx context.Context, port int, take func(dsec.PortConn) error) error
+
 	// StopClocks stops the times after which commands are ended: the host is
 	// making the workload stand still. StartClocks lets them go on from there.
 	// Both may be called again.
@@ -112,4 +122,6 @@ const (
 	mForget
 	mStopClocks
 	mStartClocks
+	mListen
+	mAccept
 )

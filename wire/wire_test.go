@@ -44,6 +44,7 @@ type fake struct {
 	write  func(io.Reader) error
 	forgot []dsec.Step
 	still  bool
+	inside chan dsec.PortConn
 }
 
 type fakeCommands struct {
@@ -88,8 +89,22 @@ func (h handler) Activities(ctx context.Context) iter.Seq[dsec.Activity] {
 	}
 }
 func (h handler) Forget(_ context.Context, s []dsec.Step) error { h.f.forgot = s; return nil }
-func (h handler) StopClocks(context.Context) error              { h.f.still = true; return nil }
-func (h handler) StartClocks(context.Context) error             { h.f.still = false; return nil }
+func (h handler) Listen(_ context.Context, port int) error {
+	if port != 7070 {
+		return dsec.Errorf(dsec.Conflict, "port %d is taken", port)
+	}
+	return nil
+}
+func (h handler) Accept(ctx context.Context, _ int, take func(dsec.PortConn) error) error {
+	select {
+	case c := <-h.f.inside:
+		return take(c)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+func (h handler) StopClocks(context.Context) error  { h.f.still = true; return nil }
+func (h handler) StartClocks(context.Context) error { h.f.still = false; return nil }
 
 // plain is a stream without deadlines or vectored writes, like a serial port.
 type plain struct{ io.ReadWriteCloser }
