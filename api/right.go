@@ -16,9 +16,9 @@ var rights = map[string][]dsec.Right{
 	dsecv1.PortsName:        {dsec.RightSandboxes},
 	dsecv1.ImagesName:       {dsec.RightImages},
 	dsecv1.JobsName:         {dsec.RightSandboxes},
-	dsecv1.TokensName:       {dsec.RightAdmin},
+	dsecv1.TokensName:       {dsec.RightDelegate}, // of what is below its own project, see package rpc
 	dsecv1.TrajectoriesName: {dsec.RightSandboxes},
-	dsecv1.ProjectsName:     {dsec.RightAdmin},
+	dsecv1.ProjectsName:     {dsec.RightDelegate},
 	dsecv1.NodesName:        {dsec.RightAdmin},
 }
 

@@ -202,20 +202,21 @@ func (n Names) Delete(ctx context.Context, ref string) error {
 	return fail(op, n.c.mirror.wait(ctx, resp.Header.Revision))
 }
 
-// Drop forgets all names of a project that is the SandboxProject of an ended sandbox.
-func (n Names) Drop(ctx context.Context, p dsec.ProjectID) error {
-	const op = "cluster.DropNames"
-	if _, ok := p.Owner(); !ok {
-		return failf(op, dsec.Invalid, "project %.80q is not that of a sandbox", string(p))
-	}
-	var some bool
+// Any reports whether a project has names of its own.
+func (n Names) Any(p dsec.ProjectID) (some bool) {
 	n.c.mirror.read(func(s *state) {
 		for k := range s.images {
 			some = some || k.project == p
 		}
 	})
-	if !some { // as nearly always: nothing is asked of etcd for it
-		return nil
+	return some
+}
+
+// Drop forgets all names of a project that is the SandboxProject of an ended sandbox.
+func (n Names) Drop(ctx context.Context, p dsec.ProjectID) error {
+	const op = "cluster.DropNames"
+	if _, ok := p.Owner(); !ok {
+		return failf(op, dsec.Invalid, "project %.80q is not that of a sandbox", string(p))
 	}
 	_, err := n.c.commit(ctx, op, nil, clientv3.OpDelete(keyOwn+escape(p)+"/", clientv3.WithPrefix()))
 	return err

@@ -29,6 +29,7 @@ func (n *Node) adopt(ctx context.Context, boot string, begin time.Time) error {
 			n.place(e)
 			continue
 		}
+		n.keep(e)
 		m := machines[e.id]
 		switch {
 		case !n.place(e):

@@ -31,7 +31,9 @@ type creation struct {
 
 // request is one create on its way to a sandbox.
 type request struct {
+	id     dsec.SandboxID
 	begin  time.Time
+	until  int64 // how long the creator's token lasts, of one with an API; 0 for ever
 	spec   *sharedSpec
 	key    string
 	stages []dsec.Stage
@@ -69,7 +71,12 @@ func (n *Node) createOrFind(ctx context.Context, begin time.Time, spec dsec.Spec
 	if n.drivers[spec.Kind] == nil {
 		return nil, dsec.Errorf(dsec.Unsupported, "this node has no sandboxes of kind %s", spec.Kind)
 	}
-	req := &request{begin: begin, mark: begin, spec: n.intern.spec(spec), key: opt.Key}
+	if err := n.delegable(spec); err != nil {
+		return nil, err
+	}
+	req := &request{
+		id: n.cfg.Keys.New(n.cfg.Place), begin: begin, mark: begin, until: until(ctx, spec), spec: n.intern.spec(spec), key: opt.Key,
+	}
 	if opt.Key == "" {
 		return n.create(ctx, req)
 	}
@@ -181,6 +188,14 @@ func (n *Node) create(ctx context.Context, req *request) (*entry, error) {
 			n.unreserve()
 		}
 	}()
+	if err := n.take(req); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if !admitted {
+			n.give(req.id, req.spec)
+		}
+	}()
 	env, err := n.resolve(ctx, req.spec.spec)
 	if err != nil {
 		return nil, err
@@ -224,13 +239,16 @@ func (n *Node) announce(req *request, env environment, cancel context.CancelCaus
 	now := time.Now()
 	rec := &record{
 		spec: req.spec, layers: n.intern.digests(env.digests()), key: req.key, state: dsec.Creating,
-		created: now.UnixNano(), expires: now.Add(req.spec.spec.TTL).UnixNano(),
+		created: now.UnixNano(), expires: now.Add(req.spec.spec.TTL).UnixNano(), until: req.until,
 	}
-	e := &entry{id: n.cfg.Keys.New(n.cfg.Place), rec: rec, cancel: cancel, lastUsed: now.UnixNano()}
+	e := &entry{id: req.id, rec: rec, cancel: cancel, lastUsed: now.UnixNano()}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing { // since it was let into the queue
 		return nil, errClosing
+	}
+	if owner, gone := n.orphaned(req.spec.spec.Project); gone {
+		return nil, dsec.Errorf(dsec.Conflict, "sandbox %s, for which it was to be created, has ended", owner)
 	}
 	n.insert(e)
 	return e, nil
@@ -253,10 +271,15 @@ func (n *Node) start(ctx context.Context, req *request, env environment, e *entr
 		host = string(e.id[:12])
 	}
 	m, err = n.drivers[spec.Kind].Start(ctx, driver.Config{
-		ID: e.id, Root: driver.Root{Layers: layers}, Resources: spec.Resources, Hostname: host, Guest: env.guest,
+		ID: e.id, Root: driver.Root{Layers: layers}, Resources: spec.Resources, Hostname: host, Guest: n.withDoor(e.id, spec, env.guest),
 	})
 	if err != nil {
 		return nil, release, causeOf(ctx, err)
+	}
+	if spec.API != nil {
+		if err := openInlet(ctx, m, spec.API.Port); err != nil {
+			return m, release, causeOf(ctx, err)
+		}
 	}
 	req.stages = append(req.stages, m.Stages()...)
 	req.mark = time.Now()
@@ -371,6 +394,7 @@ func (n *Node) abandon(e *entry, m driver.Machine, release func(), cause error) 
 	e.mu.Unlock()
 	n.mu.Unlock()
 	if end == nil {
+		n.give(e.id, e.record().spec)
 		return cause
 	}
 	n.conclude(e, end, driver.Exit{})

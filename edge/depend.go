@@ -50,6 +50,30 @@ type Roots interface {
 	Acquire(ctx context.Context, digests []string) (layers []*os.File, release func(), err error)
 }
 
+// Quota holds projects to what they may have. Every living sandbox is counted
+// once, by Take or Keep, until Give. It is called for every create: it must be
+// quick, and exact under concurrency.
+type Quota interface {
+	// Take counts a sandbox that is to be created; Exhausted, with the project
+	// and the limit, when it does not fit.
+	Take(id dsec.SandboxID, s *dsec.Spec) error
+	// Keep counts one that is there.
+	Keep(id dsec.SandboxID, s *dsec.Spec)
+	// Give takes back what was counted.
+	Give(id dsec.SandboxID, s *dsec.Spec)
+	// Extend is Invalid when a sandbox may not have s.TTL to live.
+	Extend(s *dsec.Spec) error
+}
+
+// Door is the API as it is reached from inside sandboxes.
+type Door interface {
+	// Token gives the secret of a sandbox, always the same.
+	Token(id dsec.SandboxID) string
+	// Serve takes over a connection that was made inside a sandbox and closes it
+	// in the end. It may wait for room.
+	Serve(id dsec.SandboxID, c dsec.PortConn)
+}
+
 // CommitSource is what a Committer makes a layer from.
 type CommitSource struct {
 	Dir    string   // folder of the writable layer, frozen while the call runs

@@ -105,5 +105,10 @@ func cloneSpec(s dsec.Spec) dsec.Spec {
 	if len(s.Environment.Toolkits) == 0 {
 		s.Environment.Toolkits = nil
 	}
+	if s.API != nil {
+		api := *s.API
+		api.Rights = slices.Clone(api.Rights)
+		s.API = &api
+	}
 	return s
 }

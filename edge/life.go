@@ -165,6 +165,10 @@ func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 		apply()
 		n.logMu.Unlock()
 	}
+	n.give(e.id, rec.spec)
+	if rec.spec.spec.API != nil {
+		n.endOrphans(e.id)
+	}
 	ev := EndedEvent{
 		ID: e.id, Kind: rec.spec.spec.Kind, Project: rec.spec.spec.Project, Job: rec.spec.spec.Job, Key: rec.key,
 		State: end.state, Cause: end.cause, Detail: end.detail,
@@ -206,6 +210,7 @@ func (n *Node) follow(e *entry, m driver.Machine) {
 		})
 	}
 	n.schedule(e)
+	n.serveInside(e, m)
 }
 
 // tell notes how many commands run.

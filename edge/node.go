@@ -28,6 +28,8 @@ type Config struct {
 	Roots   Roots
 	Host    Host
 
+	Quota     Quota                       // default: nothing is bounded
+	Door      Door                        // default: Spec.API is Unsupported
 	Committer Committer                   // default: Commit is Unsupported
 	Measure   Measure                     // default: the drivers enforce disk limits
 	Features  func() []dsec.FeatureStatus // default none
@@ -116,6 +118,7 @@ type Node struct {
 	nextOrd  uint64
 	alive    int // entries that are not ended, and creates in the queue
 	tombs    tombstones
+	open     bool // all that the last process left is accounted for
 	closing  bool // no new creates
 	closed   bool // no new work
 }
@@ -177,6 +180,10 @@ func Open(ctx context.Context, cfg Config) (*Node, error) {
 		return nil, err
 	}
 	close(n.settled)
+	n.mu.Lock()
+	n.open = true
+	n.mu.Unlock()
+	n.endOrphans("")
 	return n, nil
 }
 

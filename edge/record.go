@@ -40,6 +40,7 @@ type change struct {
 	Stages   []stage         `json:"stages,omitempty"`
 	Took     time.Duration   `json:"took,omitempty"`
 	Expires  int64           `json:"expires,omitempty"`
+	Until    int64           `json:"until,omitempty"`
 	LastUsed int64           `json:"used,omitempty"`
 	State    dsec.State      `json:"state,omitempty"`
 	Cause    dsec.Cause      `json:"cause,omitempty"`
@@ -110,6 +111,7 @@ type record struct {
 	verdict verdict // set once state.Ended, or once an end was decided
 	created int64
 	expires int64
+	until   int64 // of its API's token; 0 for ever
 	ended   int64
 	stages  []dsec.Stage
 	took    time.Duration
@@ -155,7 +157,7 @@ type verdict struct {
 func judge(cause dsec.Cause, detail string) verdict {
 	v := verdict{dsec.Failed, cause, detail}
 	switch cause {
-	case dsec.CauseUser, dsec.CauseTTL, dsec.CauseIdle, dsec.CauseEvicted, dsec.CauseNodeDown:
+	case dsec.CauseUser, dsec.CauseTTL, dsec.CauseIdle, dsec.CauseEvicted, dsec.CauseNodeDown, dsec.CauseOwner:
 		v.state = dsec.Stopped
 	case dsec.CauseNodeLost:
 		v.state = dsec.LostGone
@@ -169,7 +171,7 @@ func judge(cause dsec.Cause, detail string) verdict {
 func (r *record) change(id dsec.SandboxID, lastUsed int64) change {
 	c := change{
 		Op: opCreated, ID: id, At: r.created, Spec: r.spec.json, Layers: *r.layers, Key: r.key, Took: r.took,
-		Expires: r.expires, LastUsed: lastUsed, Cause: r.verdict.cause, Detail: r.verdict.detail,
+		Expires: r.expires, Until: r.until, LastUsed: lastUsed, Cause: r.verdict.cause, Detail: r.verdict.detail,
 		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed, Labels: r.labels,
 	}
 	if r.verdict.cause != "" {

@@ -48,7 +48,7 @@ func (n *Node) Get(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error)
 }
 
 // List returns what f selects, newest first. A caller in ctx sees those of its
-// project: asked here, a limit counts them alone and no others are measured.
+// project and below: asked here, a limit counts them alone and no others are measured.
 func (n *Node) List(ctx context.Context, f dsec.Filter) ([]dsec.Sandbox, error) {
 	const op = "edge.List"
 	if f.Limit < 0 {
@@ -72,7 +72,7 @@ func (n *Node) List(ctx context.Context, f dsec.Filter) ([]dsec.Sandbox, error) 
 		end = len(n.order)
 	}
 	for i := end - 1; i >= 0 && (f.Limit == 0 || len(found) < f.Limit); i-- {
-		if e := n.order[i]; e.matches(f) && (!bound || e.record().spec.spec.Project == caller.Project) {
+		if e := n.order[i]; e.matches(f) && (!bound || caller.Sees(e.record().spec.spec.Project)) {
 			found = append(found, e)
 		}
 	}
@@ -120,6 +120,9 @@ func (n *Node) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Duration)
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
 	}
 	defer e.finish()
+	if err := n.mayExtend(e, ttl); err != nil {
+		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
+	}
 	expires := time.Now().Add(ttl).UnixNano()
 	over := false
 	err = n.append(change{Op: opExtended, ID: id, Expires: expires}, func() {

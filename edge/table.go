@@ -204,7 +204,7 @@ func (n *Node) revive(c change) (*entry, error) {
 	}
 	r := &record{
 		spec: n.intern.spec(spec), layers: n.intern.digests(c.Layers), key: c.Key, state: dsec.Running,
-		created: c.At, expires: c.Expires, ended: c.Ended, took: c.Took, usage: c.Usage, labels: c.Labels,
+		created: c.At, expires: c.Expires, until: c.Until, ended: c.Ended, took: c.Took, usage: c.Usage, labels: c.Labels,
 	}
 	if c.Cause != "" {
 		r.verdict = verdict{c.State, c.Cause, n.intern.name(c.Detail)}

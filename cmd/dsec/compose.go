@@ -38,6 +38,7 @@ type node struct {
 	key       *dsec.IDKey
 	place     dsec.Place
 	images    *images
+	inside    *inside
 	driver    driver.Driver
 	edge      *edge.Node
 	recorder  atomic.Pointer[trajectory.Recorder] // nil when nothing is recorded
@@ -149,6 +150,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	if err := n.openJobs(records); err != nil {
 		return nil, err
 	}
+	n.inside = newInside(n.key)
 	n.edge, err = edge.Open(ctx, edge.Config{
 		Name:      n.name,
 		Keys:      n.key,
@@ -159,9 +161,11 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Roots:     layers,
 		Host:      edge.ProcHost{Data: n.data.path},
 		Committer: n.images,
+		Quota:     n.cluster.Ledger(),
+		Door:      n.inside,
 		Measure:   edge.MeasureUpper,
 		Features:  func() []dsec.FeatureStatus { return hostFeatures(n.data.path) },
-		Events:    n.told(n.recorded(n.telemetry.edgeEvents())),
+		Events:    n.told(n.recorded(n.unnamed(n.telemetry.edgeEvents()))),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
@@ -172,6 +176,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	}
 	n.telemetry.watchNode(n.edge)
 	n.onClose("edge", n.edge.Close)
+	n.onClose("api of sandboxes", n.inside.end)
 	if !u.Unrecorded {
 		if err := n.record(ctx); err != nil {
 			return nil, err

@@ -16,10 +16,21 @@ import (
 // door is the node's front: the api before this one node, with health and
 // metrics, which need no token, beside it.
 func (n *node) door() http.Handler {
+	front := n.front(tokens{n.cluster.Tokens()})
+	n.telemetry.watchDoor(front)
+	mux := http.NewServeMux()
+	mux.Handle("/", front)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(n.telemetry.registry, promhttp.HandlerOpts{}))
+	mux.HandleFunc("GET /healthz", n.health)
+	return mux
+}
+
+// front is the api before this one node, for the tokens that auth knows.
+func (n *node) front(auth api.Authenticator) *api.Handler {
 	options := rpc.Options{Log: n.log}
 	services := n.services()
-	front := api.New(api.Config{
-		Auth: tokens{n.cluster.Tokens()},
+	return api.New(api.Config{
+		Auth: auth,
 		Key:  n.key,
 		Nodes: api.Single{Node: api.Node{
 			Name: n.name, Number: n.place.Node, Handler: rpc.Handler(services, options), Services: services,
@@ -28,12 +39,6 @@ func (n *node) door() http.Handler {
 		RPC:    options,
 		Events: api.Events{Access: n.telemetry.access},
 	})
-	n.telemetry.watchDoor(front)
-	mux := http.NewServeMux()
-	mux.Handle("/", front)
-	mux.Handle("GET /metrics", promhttp.HandlerFor(n.telemetry.registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("GET /healthz", n.health)
-	return mux
 }
 
 // health says that the node serves, and whether it can take new sandboxes.

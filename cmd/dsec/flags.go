@@ -181,6 +181,30 @@ func pairs(what string, words []string, lookup func(string) string) (map[string]
 	return m, nil
 }
 
+// apiFlags let what runs in a sandbox drive other sandboxes.
+type apiFlags struct {
+	API          bool     `name:"api" help:"Let what runs in it make and use sandboxes of its own: it finds DSEC_URL and DSEC_TOKEN set."`
+	APIRights    []string `name:"api-rights" help:"What it may do: sandboxes, images, delegate; with --api (default sandboxes)." placeholder:"RIGHT"`
+	APISandboxes int      `name:"api-sandboxes" help:"How many it may have at once; with --api (default 16)." placeholder:"N"`
+	APICPU       float64  `name:"api-cpu" help:"Cores that all of them may have (default what its project has left)." placeholder:"CORES"`
+	APIMemory    byteSize `name:"api-memory" help:"Memory that all of them may have (default likewise)." placeholder:"SIZE"`
+	APIPort      int      `name:"api-port" help:"Port of its loopback; with --api (default 7070)." placeholder:"PORT"`
+}
+
+func (f *apiFlags) delegation() (*dsec.Delegation, error) {
+	d := &dsec.Delegation{Quota: dsec.Quota{Sandboxes: f.APISandboxes, CPU: f.APICPU, Memory: int64(f.APIMemory)}, Port: f.APIPort}
+	for _, r := range f.APIRights {
+		d.Rights = append(d.Rights, dsec.Right(r))
+	}
+	if f.API {
+		return d, nil
+	}
+	if len(d.Rights) > 0 || d.Quota != (dsec.Quota{}) || d.Port != 0 {
+		return nil, dsec.Errorf(dsec.Invalid, "the flags --api-... say more about --api, which is missing")
+	}
+	return nil, nil
+}
+
 // specFlags say what sandbox is wanted.
 type specFlags struct {
 	Image     string   `help:"Base image: name, name@version; for run also a registry reference (no default)." placeholder:"NAME"`
@@ -196,8 +220,10 @@ type specFlags struct {
 	Job       string   `help:"Job it belongs to (default none)." placeholder:"ID"`
 	Label     []string `help:"Label k=v, for listing; may be repeated (default none)." placeholder:"K=V" sep:"none"`
 	Network   string   `help:"What it may reach: none, which is loopback only (default none)." placeholder:"NAME"`
-	Hostname  string   `help:"Its host name (default the start of its ID)." placeholder:"NAME"`
-	Key       string   `help:"Repeating a create with the same key gives the same sandbox (default none)." placeholder:"KEY"`
+	Project   string   `help:"Project it is of (default the token's)." placeholder:"ID"`
+	apiFlags
+	Hostname string `help:"Its host name (default the start of its ID)." placeholder:"NAME"`
+	Key      string `help:"Repeating a create with the same key gives the same sandbox (default none)." placeholder:"KEY"`
 }
 
 // spec gives the Spec that the flags describe. What is wrong with their values
@@ -217,6 +243,10 @@ func (f *specFlags) spec() (dsec.Spec, error) {
 		Labels:      labels,
 		Job:         dsec.JobID(f.Job),
 		Network:     dsec.Network(f.Network),
+		Project:     dsec.ProjectID(f.Project),
+	}
+	if spec.API, err = f.delegation(); err != nil {
+		return dsec.Spec{}, err
 	}
 	known := spec
 	known.Environment.Base = "any" // is checked when it is looked for

@@ -179,6 +179,7 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 		ReadHeaderTimeout: 10 * time.Second,
 		BaseContext:       func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
+	n.inside.serve(n.front(sandboxTokens{n.inside, n.edge}), n.log)
 	served := make(chan error, 1)
 	go func() { served <- server.Serve(listener) }()
 	// The node's own clock runs only while it serves: takeDown has none.
