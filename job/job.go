@@ -196,9 +196,7 @@ func (j *Jobs) Run(ctx context.Context) error {
 func (j *Jobs) wakeUp(e *entry) {
 	switch {
 	case e.state == dsec.JobActive:
-		if e.owner == nil && e.epoch > 0 {
-			j.grant(e)
-		}
+		j.resume(e)
 	case !e.settled:
 		j.spawnLocked(func() { j.settle(e, nil) })
 	}

@@ -36,6 +36,14 @@ func (j *Jobs) grant(e *entry) {
 	e.timer = time.AfterFunc(e.lease, func() { j.spawn(func() { j.expire(e, t) }) })
 }
 
+// resume gives an owner its tenure after a restart, whoever comes first: its own
+// call or Run. Requires: mu held.
+func (j *Jobs) resume(e *entry) {
+	if e.state == dsec.JobActive && e.epoch > 0 && e.owner == nil {
+		j.grant(e)
+	}
+}
+
 // revoke ends the owner's tenure and gives it. Requires: mu held.
 func (e *entry) revoke(cause error) *tenure {
 	e.stopTimer()
@@ -124,6 +132,7 @@ func (j *Jobs) Renew(ctx context.Context, id dsec.JobID, epoch uint64) (dsec.Job
 		if err := e.fence(epoch); err != nil {
 			return change{}, err
 		}
+		j.resume(e)
 		if t := e.owner; e.state == dsec.JobActive && t != nil && t.ctx.Err() == nil {
 			if e.timer != nil {
 				e.leaseEnd = time.Now().Add(e.lease)

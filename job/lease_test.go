@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/job"
 )
 
 // A lease that nobody renews ends, and the node does what the policy says; one
@@ -177,6 +178,37 @@ func TestRestart(t *testing.T) {
 		synctest.Wait()
 		if n := r.node.count(dsec.Running); n != 1 {
 			t.Errorf("%d run after an operator woke one", n)
+		}
+	})
+}
+
+// Calls that come before Run find the lease as it was, also its bulk create.
+func TestCallsBeforeRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		r.make("train", "", time.Minute)
+		before := r.events("train", 0)
+		r.kill()
+		r.early = func(j *job.Jobs) {
+			if got, err := j.Renew(t.Context(), "train", 1); err != nil || got.State != dsec.JobActive {
+				t.Errorf("renew: %+v, %v", got, err)
+			}
+		}
+		r.open()
+		if after := r.events("train", 0); len(after) != len(before) {
+			t.Errorf("events of a renewal: %+v", after)
+		}
+		r.kill()
+		r.early = func(j *job.Jobs) {
+			if all, err := collect(j.CreateMany(t.Context(), "train", 1, items(3))); err != nil || len(all) != 3 || all[0].Err != nil {
+				t.Errorf("create: %+v, %v", all, err)
+			}
+		}
+		r.open()
+		time.Sleep(2 * time.Minute)
+		synctest.Wait()
+		if n := r.node.count(dsec.Paused); n != 3 {
+			t.Errorf("%d are paused", n)
 		}
 	})
 }

@@ -274,6 +274,7 @@ func (j *Jobs) enter(e *entry, epoch uint64) (t *tenure, err error) {
 	if err := e.fence(epoch); err != nil {
 		return nil, err
 	}
+	j.resume(e)
 	switch {
 	case epoch == 0:
 		if e.base == nil {

@@ -270,6 +270,7 @@ type rig struct {
 	config  job.Config
 	jobs    *job.Jobs
 	s       dsec.Services // fenced
+	early   func(*job.Jobs) // called before Run
 	stop    func()
 }
 
@@ -307,6 +308,9 @@ func (r *rig) open() {
 	j.Bind(r.node)
 	ctx, cancel := context.WithCancel(context.Background())
 	ran := make(chan struct{})
+	if r.early != nil {
+		r.early(j)
+	}
 	go func() {
 		defer close(ran)
 		j.Run(ctx)
