@@ -269,7 +269,7 @@ type rig struct {
 	node    *node
 	config  job.Config
 	jobs    *job.Jobs
-	s       dsec.Services // fenced
+	s       dsec.Services   // fenced
 	early   func(*job.Jobs) // called before Run
 	stop    func()
 }
