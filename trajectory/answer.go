@@ -4,6 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -12,24 +15,31 @@ import (
 // commandParam is the request of a command. What is a default is left out, so
 // that the same command always gives the same bytes.
 type commandParam struct {
-	Argv    []string          `json:"argv,omitempty"`
-	Shell   string            `json:"shell,omitempty"`
-	Cwd     string            `json:"cwd,omitempty"`
-	User    string            `json:"user,omitempty"`
-	Env     map[string]string `json:"env,omitempty"`
-	Stdin   dsec.StdinMode    `json:"stdin,omitempty"`
-	TTY     *dsec.WinSize     `json:"tty,omitempty"`
-	Timeout time.Duration     `json:"timeout,omitempty"` // nanoseconds
-	Idle    time.Duration     `json:"idle,omitempty"`    // nanoseconds
-	Output  int64             `json:"output,omitempty"`
-	Input   string            `json:"input,omitempty"` // digest of what Run feeds it
+	Argv    []Text         `json:"argv,omitempty"`
+	Shell   Text           `json:"shell,omitempty"`
+	Cwd     Text           `json:"cwd,omitempty"`
+	User    Text           `json:"user,omitempty"`
+	Env     []Text         `json:"env,omitempty"` // NAME=value, in order
+	Stdin   dsec.StdinMode `json:"stdin,omitempty"`
+	TTY     *dsec.WinSize  `json:"tty,omitempty"`
+	Timeout time.Duration  `json:"timeout,omitempty"` // nanoseconds
+	Idle    time.Duration  `json:"idle,omitempty"`    // nanoseconds
+	Output  int64          `json:"output,omitempty"`
+	Input   string         `json:"input,omitempty"` // digest of what Run feeds it
 }
 
 func paramOf(c dsec.Command, input string) (json.RawMessage, error) {
-	return json.Marshal(commandParam{
-		Argv: c.Argv, Shell: c.Shell, Cwd: c.Cwd, User: c.User, Env: c.Env, Stdin: c.Stdin, TTY: c.TTY,
+	p := commandParam{
+		Shell: Text(c.Shell), Cwd: Text(c.Cwd), User: Text(c.User), Stdin: c.Stdin, TTY: c.TTY,
 		Timeout: c.Timeout, Idle: c.Idle, Output: c.Output, Input: input,
-	})
+	}
+	for _, a := range c.Argv {
+		p.Argv = append(p.Argv, Text(a))
+	}
+	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
+		p.Env = append(p.Env, Text(name+"="+c.Env[name]))
+	}
+	return json.Marshal(p)
 }
 
 // CommandOf gives the command of a record's request.
@@ -38,10 +48,21 @@ func CommandOf(request json.RawMessage) (dsec.Command, error) {
 	if err := json.Unmarshal(request, &p); err != nil {
 		return dsec.Command{}, fmt.Errorf("read the command of a record: %w", err)
 	}
-	return dsec.Command{
-		Argv: p.Argv, Shell: p.Shell, Cwd: p.Cwd, User: p.User, Env: p.Env, Stdin: p.Stdin, TTY: p.TTY,
+	c := dsec.Command{
+		Shell: string(p.Shell), Cwd: string(p.Cwd), User: string(p.User), Stdin: p.Stdin, TTY: p.TTY,
 		Timeout: p.Timeout, Idle: p.Idle, Output: p.Output,
-	}, nil
+	}
+	for _, a := range p.Argv {
+		c.Argv = append(c.Argv, string(a))
+	}
+	for _, v := range p.Env {
+		if c.Env == nil {
+			c.Env = map[string]string{}
+		}
+		name, value, _ := strings.Cut(string(v), "=")
+		c.Env[name] = value
+	}
+	return c, nil
 }
 
 // commandAnswer is a CommandStatus without the command, which is in the request.

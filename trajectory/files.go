@@ -20,53 +20,53 @@ type files struct {
 }
 
 type pathParam struct {
-	Path  string `json:"path"`
-	User  string `json:"user,omitempty"`
+	Path  Text   `json:"path"`
+	User  Text   `json:"user,omitempty"`
 	Mode  uint32 `json:"mode,omitempty"`
-	To    string `json:"to,omitempty"`    // of a move
-	Owner string `json:"owner,omitempty"` // of a chown
-	Link  string `json:"link,omitempty"`  // target of a symlink
+	To    Text   `json:"to,omitempty"`    // of a move
+	Owner Text   `json:"owner,omitempty"` // of a chown
+	Link  Text   `json:"link,omitempty"`  // target of a symlink
 }
 
 func (f files) Mkdir(ctx context.Context, on dsec.Call, op dsec.FileOp, mode uint32) error {
-	return doNothing(ctx, f.r, on, dsec.RecordMkdir, pathParam{Path: op.Path, User: op.User, Mode: mode}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordMkdir, pathParam{Path: Text(op.Path), User: Text(op.User), Mode: mode}, func(ctx context.Context) error {
 		return f.Files.Mkdir(ctx, on, op, mode)
 	})
 }
 
 func (f files) Move(ctx context.Context, on dsec.Call, op dsec.FileOp, to string) error {
-	return doNothing(ctx, f.r, on, dsec.RecordMove, pathParam{Path: op.Path, User: op.User, To: to}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordMove, pathParam{Path: Text(op.Path), User: Text(op.User), To: Text(to)}, func(ctx context.Context) error {
 		return f.Files.Move(ctx, on, op, to)
 	})
 }
 
 func (f files) Remove(ctx context.Context, on dsec.Call, op dsec.FileOp) error {
-	return doNothing(ctx, f.r, on, dsec.RecordRemove, pathParam{Path: op.Path, User: op.User}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordRemove, pathParam{Path: Text(op.Path), User: Text(op.User)}, func(ctx context.Context) error {
 		return f.Files.Remove(ctx, on, op)
 	})
 }
 
 func (f files) Chmod(ctx context.Context, on dsec.Call, op dsec.FileOp, mode uint32) error {
-	return doNothing(ctx, f.r, on, dsec.RecordChmod, pathParam{Path: op.Path, User: op.User, Mode: mode}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordChmod, pathParam{Path: Text(op.Path), User: Text(op.User), Mode: mode}, func(ctx context.Context) error {
 		return f.Files.Chmod(ctx, on, op, mode)
 	})
 }
 
 func (f files) Chown(ctx context.Context, on dsec.Call, op dsec.FileOp, owner string) error {
-	return doNothing(ctx, f.r, on, dsec.RecordChown, pathParam{Path: op.Path, User: op.User, Owner: owner}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordChown, pathParam{Path: Text(op.Path), User: Text(op.User), Owner: Text(owner)}, func(ctx context.Context) error {
 		return f.Files.Chown(ctx, on, op, owner)
 	})
 }
 
 func (f files) Symlink(ctx context.Context, on dsec.Call, op dsec.FileOp, target string) error {
-	return doNothing(ctx, f.r, on, dsec.RecordSymlink, pathParam{Path: op.Path, User: op.User, Link: target}, func(ctx context.Context) error {
+	return doNothing(ctx, f.r, on, dsec.RecordSymlink, pathParam{Path: Text(op.Path), User: Text(op.User), Link: Text(target)}, func(ctx context.Context) error {
 		return f.Files.Symlink(ctx, on, op, target)
 	})
 }
 
 type writeParam struct {
-	Path    string `json:"path"`
-	User    string `json:"user,omitempty"`
+	Path    Text   `json:"path"`
+	User    Text   `json:"user,omitempty"`
 	Mode    uint32 `json:"mode,omitempty"`
 	Parents bool   `json:"parents,omitempty"`
 	At      *int64 `json:"at,omitempty"`
@@ -77,13 +77,14 @@ type writeParam struct {
 // what the stream held.
 type contentAnswer struct {
 	Info    *dsec.FileInfo `json:"info,omitempty"`
-	Content string         `json:"content"` // digest
+	Path    Text           `json:"path,omitempty"` // of Info, which may be no UTF-8
+	Content string         `json:"content"`        // digest
 	Size    int64          `json:"size"`
 }
 
 // Write stores a file.
 func (f files) Write(ctx context.Context, on dsec.Call, op dsec.FileOp, opt dsec.WriteOptions, in io.Reader) (dsec.FileInfo, error) {
-	p := writeParam{Path: op.Path, User: op.User, Mode: opt.Mode, Parents: opt.Parents, At: opt.At, Append: opt.Append}
+	p := writeParam{Path: Text(op.Path), User: Text(op.User), Mode: opt.Mode, Parents: opt.Parents, At: opt.At, Append: opt.Append}
 	a, err := f.feed(ctx, on, dsec.RecordWrite, p, in, func(in io.Reader) (*dsec.FileInfo, error) {
 		info, err := f.Files.Write(ctx, on, op, opt, in)
 		return &info, err
@@ -96,7 +97,7 @@ func (f files) Write(ctx context.Context, on dsec.Call, op dsec.FileOp, opt dsec
 
 // Unpack extracts an archive.
 func (f files) Unpack(ctx context.Context, on dsec.Call, op dsec.FileOp, in io.Reader) error {
-	_, err := f.feed(ctx, on, dsec.RecordUnpack, pathParam{Path: op.Path, User: op.User}, in, func(in io.Reader) (*dsec.FileInfo, error) {
+	_, err := f.feed(ctx, on, dsec.RecordUnpack, pathParam{Path: Text(op.Path), User: Text(op.User)}, in, func(in io.Reader) (*dsec.FileInfo, error) {
 		return nil, f.Files.Unpack(ctx, on, op, in)
 	})
 	return err
@@ -131,6 +132,9 @@ func (f files) feed(ctx context.Context, on dsec.Call, op dsec.RecordOp, param a
 				bod, err = sp.finish()
 			}
 			a := contentAnswer{Info: info, Content: sp.digest(), Size: sp.n}
+			if info != nil {
+				a.Path = Text(info.Path)
+			}
 			if e := f.r.finish(b, a, bod, err); err == nil {
 				err = e
 			}
@@ -139,6 +143,9 @@ func (f files) feed(ctx context.Context, on dsec.Call, op dsec.RecordOp, param a
 			a, err := replayed[contentAnswer](ctx, f.r.log, on.Sandbox, b.answer)
 			if err != nil {
 				return a, err
+			}
+			if a.Info != nil {
+				a.Info.Path = string(a.Path)
 			}
 			now := f.r.log.spool(ctx, "")
 			now.most = -1

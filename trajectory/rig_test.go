@@ -28,7 +28,6 @@ type rig struct {
 	dir   string                      // of the journal
 	fs    func(journal.FS) journal.FS // last word on the disk
 	store *blob.Memory
-	lists *archives
 	tune  func(*trajectory.Config)
 	inner func(dsec.Services) dsec.Services // put between recorder and node
 
@@ -45,7 +44,7 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	r := &rig{
-		t: t, host: synthetic.New(synthetic.Options{}), disk: journaltest.NewCrashFS(), dir: "journal", store: new(blob.Memory), lists: &archives{},
+		t: t, host: synthetic.New(synthetic.Options{}), disk: journaltest.NewCrashFS(), dir: "journal", store: new(blob.Memory),
 	}
 	r.key[0] = 42
 	return r
@@ -68,12 +67,6 @@ type roomy struct{}
 
 func (roomy) Sample() (edge.HostSample, error) {
 	return edge.HostSample{CPUs: 2, Memory: 16 << 30, Available: 12 << 30, Disk: 1 << 40, DiskFree: 1 << 39, InodesFree: -1, Tasks: 200, MaxTasks: 32768}, nil
-}
-
-// archives is an Archives that outlives nodes.
-type archives struct {
-	mu  sync.Mutex
-	all []string
 }
 
 // open starts a process of the node.

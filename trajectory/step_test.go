@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/journal/journaltest"
+	"github.com/dsec-go/dsec/trajectory"
 )
 
 func TestEveryChangeIsRecorded(t *testing.T) {
@@ -294,5 +296,45 @@ func TestUnnamedAfterCrash(t *testing.T) {
 	eventually(t, "the record of what was never begun", func() bool {
 		return ops(r.records(id)) == "create command command= command command!"
 	})
+	r.close()
+}
+
+// TestBytes repeats requests whose names and arguments are no UTF-8.
+func TestBytes(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	cmd := func(b string) dsec.Command {
+		return dsec.Command{Argv: []string{"echo", b}, Env: map[string]string{"A\xfe": b, "B": "="}}
+	}
+	run := func(b string) (dsec.Result, error) {
+		return r.Commands.Run(t.Context(), step(id, "s", 1), cmd(b), nil)
+	}
+	if _, err := run("A\xffB"); err != nil {
+		t.Fatal(err)
+	}
+	_, err := run("A\xfeB")
+	wantKind(t, "other bytes", err, dsec.Diverged, "argv")
+	_, err = run("A\ufffdB")
+	wantKind(t, "the replacement character", err, dsec.Diverged, "argv")
+	r.kill(process)
+	r.open()
+	if res, err := run("A\xffB"); err != nil || !res.Replayed || string(res.Out) != "A\xffB\n" {
+		t.Fatalf("%+v %v", res, err)
+	}
+	got, err := trajectory.CommandOf(r.records(id)[1].Request)
+	if want := cmd("A\xffB"); err != nil || !reflect.DeepEqual(got, want) {
+		t.Errorf("%+v %v, want %+v", got, err, want)
+	}
+	on := step(id, "s", 2)
+	write := func(path string) (dsec.FileInfo, error) {
+		return r.Files.Write(t.Context(), on, dsec.FileOp{Path: path}, dsec.WriteOptions{}, strings.NewReader("x"))
+	}
+	for range 2 {
+		if info, err := write("/\xff"); err != nil || info.Path != "/\xff" {
+			t.Fatalf("%+v %v", info, err)
+		}
+	}
+	_, err = write("/\xfe")
+	wantKind(t, "another path", err, dsec.Diverged, "path")
 	r.close()
 }

@@ -430,7 +430,7 @@ func oneLine(s string) string {
 func operation(r dsec.Record, p params) (string, error) {
 	as := ""
 	if p.User != "" {
-		as = " as " + p.User
+		as = " as " + string(p.User)
 	}
 	switch r.Op {
 	case dsec.RecordCreate:
@@ -456,21 +456,21 @@ func operation(r dsec.Record, p params) (string, error) {
 	case dsec.RecordSignal:
 		return fmt.Sprintf("send %s to %s", p.Signal, p.Command), nil
 	case dsec.RecordWrite:
-		return "write " + quoted(p.Path) + writeText(p) + as, nil
+		return "write " + quoted(string(p.Path)) + writeText(p) + as, nil
 	case dsec.RecordMkdir:
-		return "make folder " + quoted(p.Path) + as, nil
+		return "make folder " + quoted(string(p.Path)) + as, nil
 	case dsec.RecordMove:
-		return "move " + quoted(p.Path) + " to " + quoted(p.To) + as, nil
+		return "move " + quoted(string(p.Path)) + " to " + quoted(string(p.To)) + as, nil
 	case dsec.RecordRemove:
-		return "remove " + quoted(p.Path) + as, nil
+		return "remove " + quoted(string(p.Path)) + as, nil
 	case dsec.RecordChmod:
-		return fmt.Sprintf("set mode %04o of %s%s", p.Mode, quoted(p.Path), as), nil
+		return fmt.Sprintf("set mode %04o of %s%s", p.Mode, quoted(string(p.Path)), as), nil
 	case dsec.RecordChown:
-		return fmt.Sprintf("set owner %s of %s%s", p.Owner, quoted(p.Path), as), nil
+		return fmt.Sprintf("set owner %s of %s%s", p.Owner, quoted(string(p.Path)), as), nil
 	case dsec.RecordSymlink:
-		return "link " + quoted(p.Path) + " to " + quoted(p.Link) + as, nil
+		return "link " + quoted(string(p.Path)) + " to " + quoted(string(p.Link)) + as, nil
 	case dsec.RecordUnpack:
-		return "unpack an archive into " + quoted(p.Path) + as, nil
+		return "unpack an archive into " + quoted(string(p.Path)) + as, nil
 	case dsec.RecordDial:
 		return fmt.Sprintf("connect to port %d", p.Port), nil
 	case dsec.RecordExtend:

@@ -305,7 +305,7 @@ func (r *replay) beginCall(ctx context.Context, p *playing) error {
 			return err
 		}
 	}
-	op := dsec.FileOp{Path: x.Path, User: x.User}
+	op := dsec.FileOp{Path: string(x.Path), User: string(x.User)}
 	f, c := r.s.Files, r.s.Commands
 	var do func() (facts, error)
 	only := func(call func() error) func() (facts, error) { return func() (facts, error) { return nil, call() } }
@@ -331,15 +331,15 @@ func (r *replay) beginCall(ctx context.Context, p *playing) error {
 	case dsec.RecordMkdir:
 		do = only(func() error { return f.Mkdir(ctx, r.call, op, x.Mode) })
 	case dsec.RecordMove:
-		do = only(func() error { return f.Move(ctx, r.call, op, x.To) })
+		do = only(func() error { return f.Move(ctx, r.call, op, string(x.To)) })
 	case dsec.RecordRemove:
 		do = only(func() error { return f.Remove(ctx, r.call, op) })
 	case dsec.RecordChmod:
 		do = only(func() error { return f.Chmod(ctx, r.call, op, x.Mode) })
 	case dsec.RecordChown:
-		do = only(func() error { return f.Chown(ctx, r.call, op, x.Owner) })
+		do = only(func() error { return f.Chown(ctx, r.call, op, string(x.Owner)) })
 	case dsec.RecordSymlink:
-		do = only(func() error { return f.Symlink(ctx, r.call, op, x.Link) })
+		do = only(func() error { return f.Symlink(ctx, r.call, op, string(x.Link)) })
 	case dsec.RecordWrite, dsec.RecordUnpack:
 		do = func() (facts, error) { return r.writeContent(ctx, p, op, x) }
 	default:

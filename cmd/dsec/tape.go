@@ -110,12 +110,12 @@ func (t tape) whole(ctx context.Context) ([]dsec.Record, error) {
 // params are the parameters of all requests but those of commands, see
 // docs/formats/trajectory.md.
 type params struct {
-	Path    string
-	User    string
+	Path    trajectory.Text
+	User    trajectory.Text
 	Mode    uint32
-	To      string
-	Owner   string
-	Link    string
+	To      trajectory.Text
+	Owner   trajectory.Text
+	Link    trajectory.Text
 	Parents bool
 	At      *int64
 	Append  bool
