@@ -18,7 +18,10 @@ import (
 // guest is the agent of a synthetic machine.
 type guest struct{ m *machine }
 
-var _ driver.Guest = guest{}
+var (
+	_ driver.Guest = guest{}
+	_ driver.Inlet = guest{}
+)
 
 func (g guest) Commands() dsec.Commands { return commands(g) }
 func (g guest) Files() dsec.Files       { return files(g) }
@@ -475,4 +478,17 @@ func (c commands) List(context.Context, dsec.Call) ([]dsec.CommandStatus, error)
 		out = append(out, p.status)
 	}
 	return out, nil
+}
+
+// Listen accepts every port: nothing in a synthetic machine calls.
+func (g guest) Listen(context.Context, int) error { return g.m.alive() }
+
+// Accept waits until the machine is gone.
+func (g guest) Accept(ctx context.Context, _ int) (dsec.PortConn, error) {
+	select {
+	case <-g.m.done:
+		return nil, g.m.alive()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 }
