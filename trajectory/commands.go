@@ -368,7 +368,7 @@ func (l *Log) commandAnswer(ctx context.Context, id dsec.SandboxID, command dsec
 		a, ok := c.commands[command]
 		return a, ok
 	}
-	s, err := l.archivedSection(ctx, id)
+	s, _, err := l.archivedSection(ctx, id)
 	if err != nil {
 		return 0, false
 	}

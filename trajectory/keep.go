@@ -627,6 +627,11 @@ func (l *Log) expire(ctx context.Context, now time.Time) error {
 		if err != nil {
 			return unwritable(err)
 		}
+		if l.cfg.Archives != nil {
+			if err := l.cfg.Archives.DropArchive(ctx, string(a.segment), a.at); err != nil {
+				return err
+			}
+		}
 		for d := range named {
 			if !used[d] {
 				if err := l.cfg.Store.Delete(ctx, d); err != nil {

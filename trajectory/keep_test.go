@@ -13,6 +13,7 @@ import (
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
 	"github.com/dsec-go/dsec/journal"
+	"github.com/dsec-go/dsec/journal/journaltest"
 	"github.com/dsec-go/dsec/trajectory"
 )
 
@@ -91,6 +92,36 @@ func count(t *testing.T, s blob.Store) (n int) {
 		n++
 	}
 	return n
+}
+
+// TestNodeLost reads the trajectory of an ended sandbox when its node's disk is
+// gone, from the store and the list of archives.
+func TestNodeLost(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	r.run(step(id, "s", 1), fmt.Sprintf("yes %d", 100<<10))
+	if _, err := r.Sandboxes.Stop(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	want := ops(r.records(id))
+	if err := r.log.Tidy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.kill(func(*journaltest.CrashFS) *journaltest.CrashFS { return journaltest.NewCrashFS() })
+	r.open()
+	if got := ops(r.records(id)); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	body, err := r.Trajectories.Body(t.Context(), id, 3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.Copy(io.Discard, body); err != nil || n < 100<<10 {
+		t.Errorf("%d bytes of output, %v", n, err)
+	}
+	_, err = r.Trajectories.Head(t.Context(), id+"x")
+	wantKind(t, "an unknown sandbox", err, dsec.NotFound)
+	r.close()
 }
 
 // TestExpired deletes trajectories that are old, with their bodies, and only

@@ -10,6 +10,7 @@ import (
 	"io"
 	"iter"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -31,7 +32,8 @@ type Store interface {
 // outlives the node. It is safe for concurrent use.
 type Archives interface {
 	AddArchive(ctx context.Context, segment string, at time.Time) error
-	Archives(ctx context.Context) ([]string, error)
+	DropArchive(ctx context.Context, segment string, at time.Time) error
+	Archives(ctx context.Context) ([]string, error) // newest first
 }
 
 // Config is what a Log is made of.
@@ -304,7 +306,7 @@ func (l *Log) beginOld(ctx context.Context, r request) (begun, error) {
 	if r.on.Step.IsZero() {
 		return begun{}, errNoChain
 	}
-	sec, err := l.archivedSection(ctx, r.on.Sandbox)
+	sec, _, err := l.archivedSection(ctx, r.on.Sandbox)
 	if err != nil {
 		return begun{}, err
 	}
@@ -555,14 +557,56 @@ func (l *Log) read(ctx context.Context, id dsec.SandboxID, seq uint64) ([]byte, 
 	}
 }
 
-// archivedSection finds the last part of an archived trajectory.
-func (l *Log) archivedSection(ctx context.Context, id dsec.SandboxID) (*section, error) {
+// archivedSection finds the last part of an archived trajectory, and where it
+// is.
+func (l *Log) archivedSection(ctx context.Context, id dsec.SandboxID) (*section, blob.Digest, error) {
 	l.mu.RLock()
 	seg, ok := l.archived[id]
 	l.mu.RUnlock()
 	if !ok {
-		return nil, errNoChain
+		return nil, "", errNoChain
 	}
+	s, err := l.ending(ctx, seg, id)
+	if err == nil && s == nil {
+		err = corrupt(seg, "it has no end of sandbox %s", id)
+	}
+	return s, seg, err
+}
+
+// foreignSection finds the end of a trajectory in the archives of other nodes,
+// or of this one before it lost its journal.
+func (l *Log) foreignSection(ctx context.Context, id dsec.SandboxID) (*section, blob.Digest, error) {
+	if l.cfg.Archives == nil {
+		return nil, "", errNoChain
+	}
+	all, err := l.cfg.Archives.Archives(ctx)
+	if err != nil {
+		return nil, "", err
+	}
+	for _, name := range all {
+		seg, err := blob.Parse(name)
+		if err != nil {
+			return nil, "", fmt.Errorf("list of archives: %w", err)
+		}
+		l.mu.RLock()
+		own := slices.ContainsFunc(l.archives, func(a archive) bool { return a.segment == seg })
+		l.mu.RUnlock()
+		if own {
+			continue // archived has what is in it
+		}
+		s, err := l.ending(ctx, seg, id)
+		if errors.Is(err, blob.ErrNotFound) {
+			continue // dropped meanwhile
+		}
+		if err != nil || s != nil {
+			return s, seg, err
+		}
+	}
+	return nil, "", errNoChain
+}
+
+// ending finds the section of a segment that has the end of a sandbox.
+func (l *Log) ending(ctx context.Context, seg blob.Digest, id dsec.SandboxID) (*section, error) {
 	x, err := l.indexes.get(ctx, seg)
 	if err != nil {
 		return nil, err
@@ -572,21 +616,27 @@ func (l *Log) archivedSection(ctx context.Context, id dsec.SandboxID) (*section,
 			return s, nil
 		}
 	}
-	return nil, corrupt(seg, "it has no end of sandbox %s", id)
+	return nil, nil
+}
+
+// oldSection finds the end of a trajectory wherever it is archived.
+func (l *Log) oldSection(ctx context.Context, id dsec.SandboxID) (*section, blob.Digest, error) {
+	s, seg, err := l.archivedSection(ctx, id)
+	if errors.Is(err, errNoChain) {
+		s, seg, err = l.foreignSection(ctx, id)
+	}
+	if errors.Is(err, errNoChain) {
+		err = dsec.Errorf(dsec.NotFound, "sandbox %s has no trajectory here", clip(string(id)))
+	}
+	return s, seg, err
 }
 
 func (l *Log) readOld(ctx context.Context, id dsec.SandboxID, seq uint64) ([]byte, error) {
-	s, err := l.archivedSection(ctx, id)
-	if errors.Is(err, errNoChain) {
-		return nil, dsec.Errorf(dsec.NotFound, "sandbox %s has no trajectory here", clip(string(id)))
-	}
+	s, seg, err := l.oldSection(ctx, id)
 	if err != nil {
 		return nil, err
 	}
 	if seq >= s.First && seq <= s.last() {
-		l.mu.RLock()
-		seg := l.archived[id]
-		l.mu.RUnlock()
 		return readRecord(ctx, l.cfg.Store, seg, s.At[seq-s.First])
 	}
 	for _, e := range s.Earlier {
@@ -606,10 +656,7 @@ func (l *Log) Head(ctx context.Context, id dsec.SandboxID) (dsec.Head, error) {
 		defer c.mu.Unlock()
 		return dsec.Head{Seq: c.seq, Hash: c.head.String(), Over: c.over}, nil
 	}
-	s, err := l.archivedSection(ctx, id)
-	if errors.Is(err, errNoChain) {
-		return dsec.Head{}, dsec.Errorf(dsec.NotFound, "sandbox %s has no trajectory here", clip(string(id)))
-	}
+	s, _, err := l.oldSection(ctx, id)
 	if err != nil {
 		return dsec.Head{}, err
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
@@ -28,6 +30,7 @@ type rig struct {
 	dir   string                      // of the journal
 	fs    func(journal.FS) journal.FS // last word on the disk
 	store *blob.Memory
+	lists *archives
 	tune  func(*trajectory.Config)
 	inner func(dsec.Services) dsec.Services // put between recorder and node
 
@@ -44,7 +47,7 @@ type rig struct {
 
 func newRig(t testing.TB) *rig {
 	r := &rig{
-		t: t, host: synthetic.New(synthetic.Options{}), disk: journaltest.NewCrashFS(), dir: "journal", store: new(blob.Memory),
+		t: t, host: synthetic.New(synthetic.Options{}), disk: journaltest.NewCrashFS(), dir: "journal", store: new(blob.Memory), lists: &archives{},
 	}
 	r.key[0] = 42
 	return r
@@ -69,6 +72,32 @@ func (roomy) Sample() (edge.HostSample, error) {
 	return edge.HostSample{CPUs: 2, Memory: 16 << 30, Available: 12 << 30, Disk: 1 << 40, DiskFree: 1 << 39, InodesFree: -1, Tasks: 200, MaxTasks: 32768}, nil
 }
 
+// archives is an Archives that outlives nodes.
+type archives struct {
+	mu  sync.Mutex
+	all []string
+}
+
+func (a *archives) AddArchive(_ context.Context, segment string, _ time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = slices.Insert(a.all, 0, segment)
+	return nil
+}
+
+func (a *archives) DropArchive(_ context.Context, segment string, _ time.Time) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.all = slices.DeleteFunc(a.all, func(s string) bool { return s == segment })
+	return nil
+}
+
+func (a *archives) Archives(context.Context) ([]string, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.all), nil
+}
+
 // open starts a process of the node.
 func (r *rig) open() *rig {
 	r.t.Helper()
@@ -80,7 +109,7 @@ func (r *rig) open() *rig {
 	if r.journal, err = journal.Open(r.dir, journal.Options{FS: fs}); err != nil {
 		r.t.Fatal(err)
 	}
-	cfg := trajectory.Config{Store: r.store, Fault: func(err error) {
+	cfg := trajectory.Config{Store: r.store, Archives: r.lists, Fault: func(err error) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.faults = append(r.faults, err)

@@ -20,7 +20,7 @@ func (n *node) openLog(ctx context.Context, j *journal.Journal) (*trajectory.Log
 		return nil, fmt.Errorf("open log segments: %w", err)
 	}
 	l, err := trajectory.Open(ctx, j, trajectory.Config{
-		Store: store,
+		Store: store, Archives: n.cluster.Archives(),
 		Fault: func(err error) { n.telemetry.fault("trajectory", err) },
 	})
 	if err != nil {
