@@ -37,7 +37,7 @@ var floors = map[string]int{
 
 	"web": 7, "compat/e2b": 7, "compat/docker": 7,
 
-	"cmd/dsec": 8, "cmd/dsec-guest": 8, "demo": 8, "bench": 8,
+	"cmd/dsec": 8, "cmd/dsec-guest": 8, "demo": 8, "bench": 8, "examples/rollout-worker": 8, "examples/agent-loop": 8,
 }
 
 // neighbours are the imports between packages of one floor that are meant.
