@@ -358,14 +358,17 @@ func endOf(n Change) dsec.JobEventType {
 	return dsec.EventStopped
 }
 
+// separator stands between job and item; no job has it in its ID.
+const separator = "\x1f"
+
 // SandboxKey is the key of the create that an item leads to: items of different
 // jobs have nothing to do with each other.
-func SandboxKey(id dsec.JobID, item string) string { return string(id) + "/" + item }
+func SandboxKey(id dsec.JobID, item string) string { return string(id) + separator + item }
 
 // ItemKey is the inverse: the item's key, "" for a sandbox that was created by
 // itself.
 func ItemKey(id dsec.JobID, sandbox string) string {
-	item, _ := strings.CutPrefix(sandbox, string(id)+"/")
+	item, _ := strings.CutPrefix(sandbox, string(id)+separator)
 	if len(item) == len(sandbox) {
 		return ""
 	}

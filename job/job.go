@@ -271,23 +271,22 @@ func (j *Jobs) sync(seq uint64, e *entry, n uint64) error {
 	return nil
 }
 
-// find gives the job of an ID to the caller of ctx. An operator finds those of
-// all projects; if several have one of that name, his own. Requires: mu held.
+// find gives the job of an ID to the caller of ctx: that of his own project, else
+// the one of those that he sees. Requires: mu held.
 func (j *Jobs) find(ctx context.Context, id dsec.JobID) (*entry, error) {
 	caller, ok := dsec.CallerFrom(ctx)
 	if e := j.jobs[key{caller.Project, id}]; e != nil {
 		return e, nil
 	}
 	var found *entry
-	if !ok || caller.Admin {
-		for _, e := range j.jobs {
-			if e.id == id && found != nil {
-				return nil, dsec.Errorf(dsec.Conflict, "several projects have a job %q: %s and %s", id, found.project, e.project)
-			}
-			if e.id == id {
-				found = e
-			}
+	for _, e := range j.jobs {
+		if e.id != id || ok && !caller.Sees(e.project) {
+			continue
 		}
+		if found != nil {
+			return nil, dsec.Errorf(dsec.Conflict, "several projects have a job %q: %s and %s", id, found.project, e.project)
+		}
+		found = e
 	}
 	if found == nil {
 		return nil, dsec.Errorf(dsec.NotFound, "no job has the id %q", id[:min(len(id), 64)])
@@ -369,17 +368,15 @@ func (j *Jobs) Get(ctx context.Context, id dsec.JobID) (dsec.Job, error) {
 	return j.view(e), nil
 }
 
-// List returns all jobs of the caller's project, an operator's all, newest
-// first.
+// List returns all jobs that the caller sees, newest first.
 func (j *Jobs) List(ctx context.Context) ([]dsec.Job, error) {
 	j.flush(ctx)
 	caller, bound := dsec.CallerFrom(ctx)
-	bound = bound && !caller.Admin
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	all := []dsec.Job{}
 	for _, e := range j.jobs {
-		if !bound || e.project == caller.Project {
+		if !bound || caller.Sees(e.project) {
 			all = append(all, e.job())
 		}
 	}

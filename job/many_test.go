@@ -363,6 +363,14 @@ func TestProjects(t *testing.T) {
 	if j, err := r.jobs.Get(t.Context(), "of-pb"); err != nil || j.Project != "pb" {
 		t.Errorf("the operator: %+v, %v", j, err)
 	}
+	if _, err := r.jobs.Create(as("pa/sub"), dsec.JobSpec{ID: "below", Lease: time.Minute}, dsec.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if j, err := r.jobs.Get(as("pa"), "below"); err != nil || j.Project != "pa/sub" {
+		t.Errorf("a job of a project below: %+v, %v", j, err)
+	}
+	_, err = r.jobs.Get(as("pa/sub"), "of-pa")
+	wantKind(t, "a job of the project above", err, dsec.NotFound)
 	_, err = r.jobs.Get(t.Context(), "same")
 	wantKind(t, "a job that is two", err, dsec.Conflict)
 	if j, err := r.jobs.Get(dsec.WithCaller(t.Context(), dsec.Caller{Project: "pb", Admin: true}), "same"); err != nil || j.Project != "pb" {
@@ -404,7 +412,10 @@ func TestItemKey(t *testing.T) {
 			t.Errorf("key %q became %q", item, got)
 		}
 	}
-	for _, k := range []string{"", "a", "other/a", "train"} {
+	if job.SandboxKey("a/b", "c") == job.SandboxKey("a", "b/c") {
+		t.Error("items of two jobs have one key")
+	}
+	for _, k := range []string{"", "a", "other/a", "train", job.SandboxKey("other", "a"), job.SandboxKey("train/a", "a")} {
 		if got := job.ItemKey("train", k); got != "" {
 			t.Errorf("key %q is that of item %q", k, got)
 		}

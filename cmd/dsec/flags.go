@@ -217,7 +217,7 @@ type specFlags struct {
 	Pids      int      `help:"Processes and threads it may have (default 1024)." placeholder:"N"`
 	TTL       span     `name:"ttl" help:"Ended this long after its creation (default 1h)." placeholder:"TIME"`
 	Idle      span     `help:"Ended after this long without use (default never)." placeholder:"TIME"`
-	Job       string   `help:"Job it belongs to (default none)." placeholder:"ID"`
+	Job       string   `help:"Job it belongs to; one that nobody made has no lease (default none)." placeholder:"ID"`
 	Label     []string `help:"Label k=v, for listing; may be repeated (default none)." placeholder:"K=V" sep:"none"`
 	Network   string   `help:"What it may reach: none, which is loopback only (default none)." placeholder:"NAME"`
 	Project   string   `help:"Project it is of (default the token's)." placeholder:"ID"`
