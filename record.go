@@ -17,6 +17,10 @@ type Record struct {
 	Mono time.Duration // clock of the node that is never set, since its boot
 	Op   RecordOp
 	Of   uint64 // of an answer: the record of its request; 0 otherwise
+
+	// Alone means request and answer in one.
+	Alone bool `json:",omitempty"`
+
 	Who  Who
 	Step Step // as the caller named it; the zero Step otherwise
 

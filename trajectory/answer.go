@@ -39,7 +39,7 @@ func paramOf(c dsec.Command, input string) (json.RawMessage, error) {
 	for _, name := range slices.Sorted(maps.Keys(c.Env)) {
 		p.Env = append(p.Env, Text(name+"="+c.Env[name]))
 	}
-	return json.Marshal(p)
+	return marshal(p)
 }
 
 // CommandOf gives the command of a record's request.

@@ -137,7 +137,7 @@ func (c commands) ended(b begun, call dsec.Call, st dsec.CommandStatus, res *dse
 		bod, err = c.output(call, st, res)
 	}
 	if err == nil {
-		answer, err = json.Marshal(answerOf(st))
+		answer, err = marshal(answerOf(st))
 	}
 	var live any
 	if res != nil {

@@ -2,7 +2,6 @@ package trajectory
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 
@@ -107,7 +106,7 @@ func (f files) Unpack(ctx context.Context, on dsec.Call, op dsec.FileOp, in io.R
 // is known when it has ended, so it is in the record of the answer, and a
 // repeated step is read to its end before it is answered.
 func (f files) feed(ctx context.Context, on dsec.Call, op dsec.RecordOp, param any, in io.Reader, call func(io.Reader) (*dsec.FileInfo, error)) (contentAnswer, error) {
-	p, err := json.Marshal(param)
+	p, err := marshal(param)
 	if err != nil {
 		return contentAnswer{}, err
 	}

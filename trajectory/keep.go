@@ -70,7 +70,7 @@ type openRow struct {
 
 func (c control) encode() []byte {
 	c.V = FormatVersion
-	b, err := json.Marshal(c)
+	b, err := marshal(c)
 	if err != nil {
 		panic(fmt.Sprintf("trajectory: encode %s: %v", c.Op, err)) // it has nothing that could fail
 	}

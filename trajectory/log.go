@@ -197,6 +197,7 @@ func (c *chain) take(h *head, b []byte, at journal.Place) {
 		c.over, c.ended = true, h.Time
 	case h.Op == dsec.RecordCreate:
 		c.who = dsec.Who{Project: h.Project, Job: h.Job}
+	case h.Alone:
 	case h.Of == 0:
 		if c.open == nil {
 			c.open = map[uint64]openRef{}
@@ -416,13 +417,14 @@ func (l *Log) note(c *chain, h *head) error {
 	if c.over {
 		return nil
 	}
+	h.Alone = true
 	_, err := l.append(c, h, nil)
 	return err
 }
 
 // Created begins a trajectory. A second call does nothing.
 func (l *Log) created(sb dsec.Sandbox, who dsec.Who) error {
-	spec, err := json.Marshal(createParam{Spec: sb.Spec, Layers: sb.Layers, Node: sb.Node, Key: sb.Key})
+	spec, err := marshal(createParam{Spec: sb.Spec, Layers: sb.Layers, Node: sb.Node, Key: sb.Key})
 	if err != nil {
 		return err
 	}
@@ -433,7 +435,7 @@ func (l *Log) created(sb dsec.Sandbox, who dsec.Who) error {
 	}
 	c := newChain(sb.ID)
 	c.who = dsec.Who{Project: sb.Spec.Project, Job: sb.Spec.Job}
-	if _, err := l.append(c, &head{Op: dsec.RecordCreate, Project: sb.Spec.Project, Token: who.Token, Request: spec}, nil); err != nil {
+	if _, err := l.append(c, &head{Op: dsec.RecordCreate, Alone: true, Project: sb.Spec.Project, Token: who.Token, Request: spec}, nil); err != nil {
 		return err
 	}
 	l.chains[sb.ID] = c
@@ -484,7 +486,7 @@ func (l *Log) close(c *chain, state dsec.State, cause dsec.Cause, detail string)
 			continue
 		}
 		why := fmt.Sprintf("the sandbox ended (%s)", cause)
-		a, err := json.Marshal(commandAnswer{Outcome: dsec.Interrupted, Code: 137, Detail: why, Ended: time.Now().UnixNano()})
+		a, err := marshal(commandAnswer{Outcome: dsec.Interrupted, Code: 137, Detail: why, Ended: time.Now().UnixNano()})
 		if err != nil {
 			return err
 		}
@@ -496,11 +498,11 @@ func (l *Log) close(c *chain, state dsec.State, cause dsec.Cause, detail string)
 			return err
 		}
 	}
-	p, err := json.Marshal(endParam{state, cause, detail})
+	p, err := marshal(endParam{state, cause, detail})
 	if err != nil {
 		return err
 	}
-	_, err = l.append(c, &head{Op: dsec.RecordEnd, Request: p}, nil)
+	_, err = l.append(c, &head{Op: dsec.RecordEnd, Alone: true, Request: p}, nil)
 	return err
 }
 

@@ -2,7 +2,6 @@ package trajectory
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"sync"
 	"sync/atomic"
@@ -26,7 +25,7 @@ type dialAnswer struct {
 }
 
 func (p ports) Dial(ctx context.Context, on dsec.Call, port int) (dsec.PortConn, error) {
-	q, err := json.Marshal(dialParam{port})
+	q, err := marshal(dialParam{port})
 	if err != nil {
 		return nil, err
 	}

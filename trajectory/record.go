@@ -37,6 +37,7 @@ type head struct {
 	Mono    int64             `json:"m"` // nanoseconds since boot
 	Op      dsec.RecordOp     `json:"op"`
 	Of      uint64            `json:"of,omitempty"`
+	Alone   bool              `json:"alone,omitempty"` // request and answer in one
 	Project dsec.ProjectID    `json:"p,omitempty"`
 	Token   string            `json:"k,omitempty"`
 	Job     dsec.JobID        `json:"j,omitempty"`
@@ -63,7 +64,7 @@ var errMalformed = errors.New("malformed record")
 
 // encode gives a record's bytes. body is the inline body.
 func encode(id dsec.SandboxID, prev linkHash, h *head, body []byte) ([]byte, error) {
-	j, err := json.Marshal(h)
+	j, err := marshal(h)
 	if err != nil {
 		return nil, fmt.Errorf("encode record: %w", err)
 	}
@@ -134,7 +135,7 @@ func Decode(b []byte) (dsec.SandboxID, dsec.Record, error) {
 
 func (h *head) record(r raw, b []byte) dsec.Record {
 	return dsec.Record{
-		Seq: h.Seq, Time: time.Unix(0, h.Time).UTC(), Mono: time.Duration(h.Mono), Op: h.Op, Of: h.Of,
+		Seq: h.Seq, Time: time.Unix(0, h.Time).UTC(), Mono: time.Duration(h.Mono), Op: h.Op, Of: h.Of, Alone: h.Alone,
 		Who:  dsec.Who{Project: h.Project, Token: h.Token, Job: h.Job},
 		Step: h.step(), Request: h.Request, Answer: h.Answer, Error: h.Error,
 		Body: h.Body, Size: h.Size, Blob: h.Blob,

@@ -59,7 +59,7 @@ func (l *Log) Note(id dsec.SandboxID, op dsec.RecordOp, detail string) {
 	if c == nil {
 		return
 	}
-	p, err := json.Marshal(noteParam{detail})
+	p, err := marshal(noteParam{detail})
 	if err == nil {
 		err = l.note(c, &head{Op: op, Request: p})
 	}
@@ -81,7 +81,7 @@ func whoOf(ctx context.Context) dsec.Who {
 // from him: it goes on when he goes away.
 func do[T any](ctx context.Context, r *Recorder, on dsec.Call, op dsec.RecordOp, param any, bod body, f func(ctx context.Context) (T, error)) (T, error) {
 	var zero T
-	p, err := json.Marshal(param)
+	p, err := marshal(param)
 	if err != nil {
 		return zero, err
 	}
@@ -116,7 +116,7 @@ func do[T any](ctx context.Context, r *Recorder, on dsec.Call, op dsec.RecordOp,
 // inline is do for what cannot go on without its caller, who feeds it.
 func inline[T any](ctx context.Context, r *Recorder, on dsec.Call, op dsec.RecordOp, param any, bod body, f func(ctx context.Context) (T, error)) (T, error) {
 	var zero T
-	p, err := json.Marshal(param)
+	p, err := marshal(param)
 	if err != nil {
 		return zero, err
 	}
@@ -154,7 +154,7 @@ func (r *Recorder) finish(b begun, v any, bod body, err error) error {
 	}
 	var answer json.RawMessage
 	if _, nothing := v.(struct{}); err == nil && !nothing {
-		answer, err = json.Marshal(v)
+		answer, err = marshal(v)
 	}
 	return r.log.end(r.life, b.chain, b.flight, answer, v, bod, err)
 }

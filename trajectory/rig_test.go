@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -38,7 +39,7 @@ type rig struct {
 	journal *journal.Journal
 	log     *trajectory.Log
 	node    *edge.Node
-	rec     *trajectory.Recorder
+	rec     atomic.Pointer[trajectory.Recorder]
 	dsec.Services
 
 	mu     sync.Mutex
@@ -124,7 +125,17 @@ func (r *rig) open() *rig {
 	r.node, err = edge.Open(r.t.Context(), edge.Config{
 		Name: "n", Keys: &r.key, Place: dsec.Place{Node: 1, Epoch: 1}, Boot: "b", Drivers: []driver.Driver{r.driver},
 		Journal: &edge.Log{Journal: r.journal}, Names: names{}, Roots: roots{}, Host: roomy{},
-		Events: edge.Events{Ended: func(e edge.EndedEvent) { r.log.Ended(e.ID, e.State, e.Cause, e.Detail) }},
+		Events: edge.Events{
+			Ended: func(e edge.EndedEvent) { r.log.Ended(e.ID, e.State, e.Cause, e.Detail) },
+			Resumed: func(e edge.ResumedEvent) {
+				if e.Detail != "" {
+					r.log.Note(e.ID, dsec.RecordResume, e.Detail)
+				}
+				if rec := r.rec.Load(); rec != nil {
+					rec.Awake(e.ID)
+				}
+			},
+		},
 	})
 	if err != nil {
 		r.t.Fatal(err)
@@ -133,17 +144,18 @@ func (r *rig) open() *rig {
 	if r.inner != nil {
 		inner = r.inner(inner)
 	}
-	r.rec = trajectory.NewRecorder(r.log, inner, r.node)
-	if err := r.rec.Recover(r.t.Context()); err != nil {
+	rec := trajectory.NewRecorder(r.log, inner, r.node)
+	r.rec.Store(rec)
+	if err := rec.Recover(r.t.Context()); err != nil {
 		r.t.Fatal(err)
 	}
-	r.Services = r.rec.Services()
+	r.Services = rec.Services()
 	return r
 }
 
 // close ends the process in order.
 func (r *rig) close() {
-	r.rec.Close()
+	r.rec.Load().Close()
 	r.node.Close()
 	r.journal.Close()
 }

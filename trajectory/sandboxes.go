@@ -2,7 +2,6 @@ package trajectory
 
 import (
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -77,7 +76,7 @@ type commitAnswer struct {
 
 // Commit makes an image of what changed.
 func (s sandboxes) Commit(ctx context.Context, id dsec.SandboxID, name string) (dsec.Image, error) {
-	p, err := json.Marshal(commitParam{name})
+	p, err := marshal(commitParam{name})
 	if err != nil {
 		return dsec.Image{}, err
 	}

@@ -110,7 +110,7 @@ func (s *segmentWriter) add(b []byte) (at int64, err error) {
 
 // finish writes the index.
 func (s *segmentWriter) finish() error {
-	j, err := json.Marshal(s.idx)
+	j, err := marshal(s.idx)
 	if err != nil {
 		return fmt.Errorf("encode segment index: %w", err)
 	}

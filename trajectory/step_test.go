@@ -67,6 +67,46 @@ func TestEveryChangeIsRecorded(t *testing.T) {
 	r.close()
 }
 
+// TestPaused answers steps without waking the sandbox; what is new wakes it, and
+// so does nothing else. A command that stood still is followed by the next
+// process once it goes on.
+func TestPaused(t *testing.T) {
+	r := newRig(t).open()
+	id := r.create()
+	r.run(step(id, "s", 1), "true")
+	long, err := r.Commands.Start(t.Context(), step(id, "s", 2), sh("sleep 0.2"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := func() dsec.State {
+		sb, err := r.Sandboxes.Get(t.Context(), id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sb.State
+	}
+	if _, err := r.Sandboxes.Pause(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	r.kill(process)
+	r.open()
+	if res := r.run(step(id, "s", 1), "true"); !res.Replayed || state() != dsec.Paused {
+		t.Fatalf("%+v, %s", res, state())
+	}
+	r.run(step(id, "s", 3), "true")
+	if s := state(); s != dsec.Running {
+		t.Fatal(s)
+	}
+	if st, err := r.Commands.Wait(t.Context(), dsec.Call{Sandbox: id}, long.ID); err != nil || st.Outcome != dsec.Exited {
+		t.Fatalf("%+v %v", st, err)
+	}
+	want := "create command command= command pause pause= command resume"
+	if got := ops(r.records(id)); !strings.HasPrefix(got, want) || strings.Contains(got, "!") || strings.Count(got, "=") != 4 {
+		t.Errorf("recorded\n%s, want\n%s and two answers", got, want)
+	}
+	r.close()
+}
+
 // TestFastForward repeats steps: of a living sandbox, an ended one, one whose
 // process was killed and whose power was cut, and one in the archive.
 func TestFastForward(t *testing.T) {

@@ -1,11 +1,24 @@
 package trajectory
 
 import (
+	"bytes"
 	"encoding/json"
 	"maps"
 	"slices"
 	"unicode/utf8"
 )
+
+// marshal is json.Marshal that leaves <, > and & as they are: records are read
+// by people, and hold shell lines.
+func marshal(v any) ([]byte, error) {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	if err := e.Encode(v); err != nil {
+		return nil, err
+	}
+	return bytes.TrimSuffix(b.Bytes(), []byte("\n")), nil
+}
 
 // Text is what a caller wrote: names and arguments, which are bytes. In JSON it
 // is a string, or an object with the bytes in base64 if they are not UTF-8.
@@ -18,9 +31,9 @@ type textBytes struct {
 // MarshalJSON loses no byte.
 func (t Text) MarshalJSON() ([]byte, error) {
 	if utf8.ValidString(string(t)) {
-		return json.Marshal(string(t))
+		return marshal(string(t))
 	}
-	return json.Marshal(textBytes{[]byte(t)})
+	return marshal(textBytes{[]byte(t)})
 }
 
 // UnmarshalJSON takes both forms.

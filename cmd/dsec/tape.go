@@ -168,13 +168,4 @@ func parse[T any](r dsec.Record, text json.RawMessage) (v T, err error) {
 func isAnswer(r dsec.Record) bool { return r.Of != 0 }
 
 // alone reports whether r is request and answer in one.
-func alone(r dsec.Record) bool {
-	switch r.Op {
-	case dsec.RecordCreate, dsec.RecordStop, dsec.RecordEnd:
-		return true
-	case dsec.RecordPause, dsec.RecordResume:
-		p, err := parse[params](r, r.Request)
-		return err == nil && p.Detail != "" // by the node itself
-	}
-	return false
-}
+func alone(r dsec.Record) bool { return r.Alone }
