@@ -151,7 +151,8 @@ type Sandboxes interface {
 	// in hand go on where they were when the sandbox is resumed, and their
 	// timeouts do not count meanwhile. Its time to live goes on, its idle time
 	// does not count. Pausing a paused sandbox returns its record; an ended one
-	// is Conflict, one whose kind cannot pause Unsupported.
+	// is Conflict, one whose kind cannot pause Unsupported. The record may say
+	// running: a call that came meanwhile has resumed it.
 	//
 	// Any call on commands, files or ports of a paused sandbox resumes it first;
 	// the methods here, Resume apart, leave it as it is.

@@ -9,6 +9,8 @@
  *   floor [options] boxes N C     N boxes by C processes at a time
  *   floor spawn N GAP PROGRAM     N times fork, exec of PROGRAM, wait
  *   floor pipe BYTES PROGRAM      how fast a child's output can be read
+ *   floor -g NAME reclaim N BYTES how fast one thread takes back the memory of N
+ *                                 processes that hold so much each
  *
  *   -d DIR      empty folder for writable layers; required for boxes
  *   -g NAME     of the control groups, unique on the host; required for boxes
@@ -27,12 +29,14 @@
  * Output is one JSON object a line, times in microseconds. Every failure ends
  * the program with a message and status 1.
  *
- * Called as "true", "pause", "burn" or "write", it is what runs in sandboxes:
+ * Called as "true", "pause", "burn", "write" or "hold", it is what runs in sandboxes:
  *
  *   true            exits
  *   pause           does nothing until killed
  *   burn MS         uses MS milliseconds of CPU
  *   write BYTES     writes zeros
+ *   hold BYTES      has so much memory, half of it random, says "ready" and does
+ *                   nothing until killed
  */
 
 #define _GNU_SOURCE
@@ -52,6 +56,7 @@
 #include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -495,8 +500,78 @@ static int write_zeros(long n) {
 	return 0;
 }
 
+static int hold(long n) {
+	static const char text[] = "what compresses well, as most memory does. ";
+	char *p = mmap(0, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (p == MAP_FAILED) return 1;
+	for (long at = 0; at < n / 2;) {
+		ssize_t got = getrandom(p + at, n / 2 - at, 0);
+		if (got < 0) return 1;
+		at += got;
+	}
+	for (long at = n / 2; at < n; at++) p[at] = text[at % (sizeof text - 1)];
+	if (write(1, "ready\n", 6) != 6) return 1;
+	for (;;) pause();
+}
+
+/* ---- memory taken back ---- */
+
+static long group_number(const char *box, const char *file) {
+	char p[PATH], text[64] = "";
+	group_path(p, v2 ? "" : "memory", box, file);
+	int fd = open(p, O_RDONLY | O_CLOEXEC);
+	if (fd < 0 || read(fd, text, sizeof text - 1) < 0) die("read %s", p);
+	close(fd);
+	return atol(text);
+}
+
+static void reclaims(long n, long bytes) {
+	pid_t *holders = calloc(n, sizeof *holders);
+	char box[32], p[PATH], text[32];
+	open_groups();
+	for (long i = 0; i < n; i++) {
+		int ready[2];
+		snprintf(box, sizeof box, "r%ld", i);
+		make_group(v2 ? "" : "memory", box);
+		if (!v2) limit("memory", box, "memory.swappiness", "100");
+		if (pipe2(ready, O_CLOEXEC)) die("pipe");
+		if ((holders[i] = fork()) < 0) die("fork");
+		if (!holders[i]) {
+			prctl(PR_SET_PDEATHSIG, SIGKILL);
+			group_path(p, v2 ? "" : "memory", box, "cgroup.procs");
+			put(p, "0");
+			dup2(ready[1], 1);
+			_exit(hold(bytes));
+		}
+		close(ready[1]);
+		if (read(ready[0], text, 6) != 6) die("hold %ld bytes", bytes);
+		close(ready[0]);
+	}
+	const char *current = v2 ? "memory.current" : "memory.usage_in_bytes";
+	long got = 0;
+	double begin = now();
+	for (long i = 0; i < n; i++) {
+		snprintf(box, sizeof box, "r%ld", i);
+		long before = group_number(box, current);
+		group_path(p, v2 ? "" : "memory", box, v2 ? "memory.reclaim" : "memory.force_empty");
+		snprintf(text, sizeof text, "%ld", v2 ? before : 0);
+		int fd = open(p, O_WRONLY | O_CLOEXEC);
+		if (fd < 0 || (write(fd, text, strlen(text)) < 0 && errno != EAGAIN && errno != EBUSY)) die("write %s", p);
+		close(fd);
+		got += before - group_number(box, current);
+	}
+	printf("{\"bytes\":%ld,\"seconds\":%.6f}\n", got, (now() - begin) / 1e6);
+	for (long i = 0; i < n; i++) {
+		snprintf(box, sizeof box, "r%ld", i);
+		kill(holders[i], SIGKILL);
+		waitpid(holders[i], 0, 0);
+		remove_group(v2 ? "" : "memory", box);
+	}
+	close_groups();
+}
+
 static int usage(void) {
-	fprintf(stderr, "usage: floor [-d DIR -g NAME -l LAYER... -u ID -x PROGRAM] box N GAP | boxes N C | spawn N GAP PROGRAM | pipe BYTES PROGRAM\n");
+	fprintf(stderr, "usage: floor [-d DIR -g NAME -l LAYER... -u ID -x PROGRAM] box N GAP | boxes N C | spawn N GAP PROGRAM | pipe BYTES PROGRAM | reclaim N BYTES\n");
 	return 2;
 }
 
@@ -505,6 +580,7 @@ int main(int argc, char **argv) {
 	if (!strcmp(name, "true")) return 0;
 	if (!strcmp(name, "burn")) return burn(argc > 1 ? atol(argv[1]) : 0);
 	if (!strcmp(name, "write")) return write_zeros(argc > 1 ? atol(argv[1]) : 0);
+	if (!strcmp(name, "hold")) return hold(argc > 1 ? atol(argv[1]) : 0);
 	if (!strcmp(name, "pause"))
 		for (;;) pause();
 
@@ -528,6 +604,10 @@ int main(int argc, char **argv) {
 	}
 	if (argc == 3 && !strcmp(argv[0], "pipe")) {
 		pipe_speed(argv[1], argv[2]);
+		return fflush(stdout) != 0;
+	}
+	if (argc == 3 && group && !strcmp(argv[0], "reclaim")) {
+		reclaims(atol(argv[1]), atol(argv[2]));
 		return fflush(stdout) != 0;
 	}
 	int one = argc == 3 && !strcmp(argv[0], "box"), many = argc == 3 && !strcmp(argv[0], "boxes");

@@ -106,6 +106,19 @@ func (f *Floor) Pipe(ctx context.Context, size int64, program string) (float64, 
 	return lines[0]["bytes"] / lines[0]["seconds"] / 1e6, nil
 }
 
+// Reclaim takes back the memory of n processes that hold size bytes each, one
+// thread doing only that, and returns bytes a second.
+func (f *Floor) Reclaim(ctx context.Context, n int, size int64) (float64, error) {
+	lines, err := f.run(ctx, "-g", f.group, "reclaim", strconv.Itoa(n), strconv.FormatInt(size, 10))
+	if err != nil {
+		return 0, err
+	}
+	if len(lines) != 1 || lines[0]["bytes"] <= 0 || lines[0]["seconds"] <= 0 {
+		return 0, errFloorOutput
+	}
+	return lines[0]["bytes"] / lines[0]["seconds"], nil
+}
+
 var errFloorOutput = errors.New("the floor printed something else than was asked for")
 
 func millis(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }

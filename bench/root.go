@@ -19,6 +19,7 @@ const (
 	binPause = "/bin/pause"
 	binBurn  = "/bin/burn"
 	binWrite = "/bin/write"
+	binHold  = "/bin/hold"
 )
 
 var rootFolders = []string{"bin", "dev", "etc", "proc", "root", "sys", "tmp"}
@@ -44,7 +45,7 @@ func baseTar(program string) ([]byte, error) {
 		put(tar.Header{Typeflag: tar.TypeDir, Name: d + "/", Mode: 0o755}, nil)
 	}
 	put(tar.Header{Typeflag: tar.TypeReg, Name: binTrue[1:], Mode: 0o755}, content)
-	for _, l := range []string{binPause, binBurn, binWrite} {
+	for _, l := range []string{binPause, binBurn, binWrite, binHold} {
 		put(tar.Header{Typeflag: tar.TypeLink, Name: l[1:], Linkname: binTrue[1:], Mode: 0o755}, nil)
 	}
 	if err == nil {

@@ -83,7 +83,8 @@ type Agent struct {
 	activity dsec.Activity
 	news     chan struct{} // closed at the next change of activity
 	closed   bool
-	still    bool           // the clocks of commands stand
+	still    bool // the clocks of commands stand
+	forks    forks
 	inlets   map[int]*inlet // by port; nil until the first
 	trim     *time.Timer
 	young    weak.Pointer[young] // giveBack's

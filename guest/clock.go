@@ -2,14 +2,18 @@ package guest
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/dsec-go/dsec"
 )
 
-// StopClocks stops the timeouts and idle times of all commands, also of those
-// that are just being started.
+// StopClocks stops the timeouts and idle times of all commands. What is just
+// being started is started before it returns; what comes later waits for
+// StartClocks: whoever forks into a group that stands still stands himself, and
+// the whole guest may with him.
 func (a *Agent) StopClocks(context.Context) error {
+	a.forks.hold()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.still = true
@@ -23,6 +27,7 @@ func (a *Agent) StopClocks(context.Context) error {
 
 // StartClocks lets the clocks go on from where they stood.
 func (a *Agent) StartClocks(context.Context) error {
+	defer a.forks.release()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.still = false
@@ -32,6 +37,47 @@ func (a *Agent) StartClocks(context.Context) error {
 		c.mu.Unlock()
 	}
 	return nil
+}
+
+// forks counts the programs that are being started, and can hold back more.
+// The zero value lets all pass.
+type forks struct {
+	mu    sync.Mutex
+	under int
+	held  bool
+	news  chan struct{} // closed at a change that somebody waits for; may be nil
+}
+
+// enter waits until nothing holds it back; leave follows.
+func (f *forks) enter() { f.change(func() bool { return !f.held }, func() { f.under++ }) }
+func (f *forks) leave() { f.change(nil, func() { f.under-- }) }
+
+// hold returns when none is under way, or release was called.
+func (f *forks) hold() {
+	f.change(nil, func() { f.held = true })
+	f.change(func() bool { return f.under == 0 || !f.held }, func() {})
+}
+
+func (f *forks) release() { f.change(nil, func() { f.held = false }) }
+
+// change waits for a condition and then changes something.
+func (f *forks) change(when func() bool, what func()) {
+	f.mu.Lock()
+	for when != nil && !when() {
+		if f.news == nil {
+			f.news = make(chan struct{})
+		}
+		news := f.news
+		f.mu.Unlock()
+		<-news
+		f.mu.Lock()
+	}
+	what()
+	if f.news != nil {
+		close(f.news)
+		f.news = nil
+	}
+	f.mu.Unlock()
 }
 
 // arm sets the times after which a command that was just started is ended.

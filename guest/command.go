@@ -97,6 +97,7 @@ func (a *Agent) start(step dsec.Step, spec dsec.Command, stdin []byte) (*command
 		return nil, short(err)
 	}
 	p.Stdin, p.Stdout, p.Stderr = io.child[0], io.child[1], io.child[2]
+	a.forks.enter()
 	for try := time.Duration(1); ; try++ {
 		c.run, err = a.opt.Box.Start(p)
 		// A program that was just written may still be open for writing in a
@@ -106,6 +107,7 @@ func (a *Agent) start(step dsec.Step, spec dsec.Command, stdin []byte) (*command
 		}
 		time.Sleep(try * time.Millisecond)
 	}
+	a.forks.leave()
 	io.closeChild()
 	if err != nil {
 		io.closeOurs()

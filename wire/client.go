@@ -117,7 +117,7 @@ func (c *Client) Forget(ctx context.Context, steps []dsec.Step) error {
 }
 
 // StopClocks tells the guest that its commands are about to stand still, so
-// that their times do not pass.
+// that their times do not pass and it begins none.
 func (c *Client) StopClocks(ctx context.Context) error {
 	_, err := c.call(ctx, request{m: mStopClocks, idempotent: true})
 	return err

@@ -82,9 +82,9 @@ type Handler interface {
 	// stay in the kernel's queue.
 	Accept(ctx context.Context, port int, take func(dsec.PortConn) error) error
 
-	// StopClocks stops the times after which commands are ended: the host is
-	// making the workload stand still. StartClocks lets them go on from there.
-	// Both may be called again.
+	// StopClocks stops the times after which commands are ended, and holds back
+	// the start of others: the host is making the workload stand still.
+	// StartClocks lets all go on from there. Both may be called again.
 	StopClocks(ctx context.Context) error
 	StartClocks(ctx context.Context) error
 }

@@ -33,6 +33,8 @@ type benchFlags struct {
 	Dir    string `help:"Where the run's own folder is made, on the disk to measure (default the temporary folder)." placeholder:"DIR"`
 	Guest  string `help:"The dsec-guest program of the private server (default the one beside this program)." placeholder:"FILE"`
 	Rounds int    `help:"Rounds of the floor, DSec and the others in turn." placeholder:"N"`
+
+	up []string // flags for the private server
 }
 
 // printer is a report.
@@ -115,7 +117,7 @@ func (f *benchFlags) server(ctx context.Context, a *app, dir string) (s dsec.Ser
 	if err != nil {
 		return s, 0, nil, fmt.Errorf("find this program: %w", err)
 	}
-	server, err := bench.StartServer(ctx, bench.ServerConfig{Program: self, Guest: f.Guest, Dir: filepath.Join(dir, "server")})
+	server, err := bench.StartServer(ctx, bench.ServerConfig{Program: self, Guest: f.Guest, Dir: filepath.Join(dir, "server"), Up: f.up})
 	if err != nil {
 		return s, 0, nil, err
 	}

@@ -55,3 +55,30 @@ func TestDoctorFixesAndUnfixes(t *testing.T) {
 		t.Errorf("swap is %v, was %v", now, before)
 	}
 }
+
+// TestUpWithSwap follows the swap of a node: it stays for as long as sandboxes
+// may have memory in it.
+func TestUpWithSwap(t *testing.T) {
+	before := swapPaths(t)
+	w := newWorld(t)
+	t.Cleanup(func() { swap.Remove(filepath.Join(w.data, swapDir)) })
+	file := filepath.Join(w.data, swapDir, "file")
+	for range 2 {
+		s := w.start("up", "--data", w.data, "--guest", w.guest, "--listen", "127.0.0.1:0", "--swap", "32M")
+		s.out.await(t, "serves at")
+		if now := swapPaths(t); !slices.Contains(now, file) {
+			t.Errorf("swap is %v", now)
+		}
+		s.signals <- os.Interrupt
+		if code := <-s.code; code != 0 {
+			t.Errorf("up ended with %d: %s", code, s.err)
+		}
+		if now := swapPaths(t); !slices.Contains(now, file) {
+			t.Errorf("after Ctrl-C swap is %v", now)
+		}
+	}
+	w.run("down", "--data", w.data, "--guest", w.guest)
+	if now := swapPaths(t); !slices.Equal(now, before) {
+		t.Errorf("after down swap is %v, was %v", now, before)
+	}
+}

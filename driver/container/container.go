@@ -464,6 +464,7 @@ func (d *Driver) Adopt(ctx context.Context) ([]driver.Machine, error) {
 		return nil, err
 	}
 	var out []driver.Machine
+	var adopted []*machine
 	var errs []error
 	for _, e := range entries {
 		n, err := strconv.Atoi(e.Name())
@@ -477,15 +478,16 @@ func (d *Driver) Adopt(ctx context.Context) ([]driver.Machine, error) {
 		if err != nil {
 			errs = append(errs, fmt.Errorf("adopt slot %d: %w", n, err))
 		} else if m != nil {
-			out = append(out, m)
+			out, adopted = append(out, m), append(adopted, m)
 		}
 	}
+	d.wakeAdopted(adopted)
 	errs = append(errs, d.sweep())
 	d.pool.start()
 	return out, errors.Join(errs...)
 }
 
-func (d *Driver) adopt(n int) (driver.Machine, error) {
+func (d *Driver) adopt(n int) (*machine, error) {
 	s := &shell{slot: n, dir: filepath.Join(d.config.Dir, strconv.Itoa(n)), group: d.cgroups.Group(strconv.Itoa(n))}
 	st, err := readState(s.dir)
 	if err == nil {

@@ -32,7 +32,7 @@ func (m *machine) Freeze(ctx context.Context) (func() error, error) {
 		return nil, dsec.Errorf(dsec.Conflict, "the sandbox is frozen already")
 	}
 	if !m.still(&m.paused) {
-		if err := m.freeze(ctx); err != nil {
+		if err := m.stand(ctx); err != nil {
 			return nil, err
 		}
 	}
@@ -44,16 +44,39 @@ func (m *machine) Freeze(ctx context.Context) (func() error, error) {
 		if m.still(&m.paused) {
 			return nil
 		}
-		return m.shell.group.Thaw()
+		ctx, cancel := context.WithTimeout(context.Background(), goOnTimeout)
+		defer cancel()
+		return m.goOn(ctx)
 	}), nil
 }
 
-// freeze makes the workload stand still, or leaves it as it was.
-func (m *machine) freeze(ctx context.Context) error {
-	if err := m.shell.group.Freeze(ctx); err != nil {
-		return m.gone(errors.Join(err, m.shell.group.Thaw()))
+// goOnTimeout bounds what nobody else bounds.
+const goOnTimeout = 10 * time.Second
+
+// stand makes the workload stand still, or leaves it as it was. The guest is
+// told first: a program that it is just starting must not be caught half way,
+// and neither must the guest with it.
+func (m *machine) stand(ctx context.Context) error {
+	err := m.client.StopClocks(ctx)
+	if err == nil {
+		err = m.shell.group.Freeze(ctx)
+	}
+	if err != nil {
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), goOnTimeout)
+		defer cancel()
+		return m.gone(errors.Join(err, m.goOn(undo)))
 	}
 	return nil
+}
+
+// goOn is the inverse of stand, and may be repeated. A process that dies
+// between its two steps, or those of stand, leaves a guest that holds commands
+// back: Adopt tells every guest that does not stand still to go on.
+func (m *machine) goOn(ctx context.Context) error {
+	if err := m.shell.group.Thaw(); err != nil {
+		return err
+	}
+	return m.client.StartClocks(ctx)
 }
 
 // gone replaces what failed because the machine has ended.
@@ -87,9 +110,7 @@ func (m *machine) set(flag *bool, to bool) {
 // was frozen for a commit.
 func (m *machine) Paused() bool { return m.still(&m.paused) }
 
-// Pause implements driver.Pauser. A process that dies on the way leaves a box
-// that Paused tells of, whose clocks may go on: nobody was told that it is
-// paused, so it is resumed.
+// Pause implements driver.Pauser.
 func (m *machine) Pause(ctx context.Context) error {
 	m.freezing.Lock()
 	defer m.freezing.Unlock()
@@ -101,20 +122,15 @@ func (m *machine) Pause(ctx context.Context) error {
 	}
 	held := m.still(&m.frozen)
 	if !held {
-		if err := m.freeze(ctx); err != nil {
-			return err
+		if err := m.stand(ctx); err != nil {
+			return fmt.Errorf("pause: %w", err)
 		}
 	}
-	err := m.client.StopClocks(ctx)
-	if err == nil {
-		err = m.shell.group.AllowSwap()
-	}
-	if err != nil {
-		// Clocks that stand are started by the next Resume at the latest, and
-		// those of a guest that did not answer go.
-		m.client.StartClocks(context.WithoutCancel(ctx)) //nolint:errcheck // the first error says more
+	if err := m.shell.group.AllowSwap(); err != nil {
 		if !held {
-			err = errors.Join(err, m.shell.group.Thaw())
+			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), goOnTimeout)
+			defer cancel()
+			err = errors.Join(err, m.goOn(undo))
 		}
 		return m.gone(fmt.Errorf("pause: %w", err))
 	}
@@ -122,8 +138,7 @@ func (m *machine) Pause(ctx context.Context) error {
 	return nil
 }
 
-// Resume implements driver.Pauser. Clocks start before the workload does: a
-// process that dies in between leaves a frozen box, which is found again.
+// Resume implements driver.Pauser.
 func (m *machine) Resume(ctx context.Context) error {
 	m.mu.Lock()
 	if m.reclaim != nil {
@@ -138,13 +153,9 @@ func (m *machine) Resume(ctx context.Context) error {
 	if !m.still(&m.paused) {
 		return nil
 	}
-	g := m.shell.group
-	err := m.client.StartClocks(ctx)
-	if err == nil {
-		err = g.KeepInMemory()
-	}
+	err := m.shell.group.KeepInMemory()
 	if err == nil && !m.still(&m.frozen) {
-		err = g.Thaw()
+		err = m.goOn(ctx)
 	}
 	if err != nil {
 		return m.gone(fmt.Errorf("resume: %w", err))
@@ -152,6 +163,37 @@ func (m *machine) Resume(ctx context.Context) error {
 	m.set(&m.paused, false)
 	m.driver.waking.Go(m.prefault)
 	return nil
+}
+
+// wakeAdopted tells the guests of adopted machines that run to go on: the last
+// process may have died while it paused or resumed one. A few at a time: there
+// may be thousands.
+func (d *Driver) wakeAdopted(ms []*machine) {
+	next := make(chan *machine, len(ms))
+	for _, m := range ms {
+		if !m.Paused() {
+			next <- m
+		}
+	}
+	close(next)
+	for range min(8, len(next)) {
+		d.waking.Go(func() {
+			for m := range next {
+				select {
+				case <-d.stop:
+					return
+				default:
+				}
+				m.freezing.Lock()
+				if !m.still(&m.paused) && !m.still(&m.frozen) {
+					ctx, cancel := context.WithTimeout(context.Background(), goOnTimeout)
+					m.client.StartClocks(ctx) //nolint:errcheck // a guest that does not answer is no worse for it
+					cancel()
+				}
+				m.freezing.Unlock()
+			}
+		})
+	}
 }
 
 // What is read back for a resumed box before it asks for it: more than a quick

@@ -1,6 +1,7 @@
 package container_test
 
 import (
+	"context"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -97,5 +98,46 @@ func TestReclaimToSwap(t *testing.T) {
 	out, _ := cmds.Read(ctx, dsec.Call{}, hog.ID, dsec.Stdout, 0, 1000)
 	if err != nil || st.Code != 0 || string(out) != "ready\nsame\n" {
 		t.Errorf("in the end: %+v, %q, %v", st, out, err)
+	}
+}
+
+// TestCrashInAPause ends the process between the steps of a pause, where nothing
+// of it can be seen: the next one lets the guest go on all the same.
+func TestCrashInAPause(t *testing.T) {
+	dir := t.TempDir()
+	open := func() *container.Driver {
+		d, err := container.Open(container.Config{Dir: filepath.Join(dir, "m"), Guest: guestBinary, Name: "dsec-test-half-" + strconv.Itoa(os.Getpid()), Pool: -1, Log: os.Stderr})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	ctx := t.Context()
+	d := open()
+	if _, err := d.Adopt(ctx); err != nil {
+		t.Fatal(err)
+	}
+	layer := drivertest.Root(t)
+	var keys dsec.IDKey
+	m, err := d.Start(ctx, driver.Config{ID: keys.New(dsec.Place{}), Root: driver.Root{Layers: []*os.File{layer}}, Resources: drivertest.Resources, Hostname: "h"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := m.(interface{ HalfPause(context.Context) error }).HalfPause(ctx); err != nil {
+		t.Fatal(err)
+	}
+	d.Crash()
+	d = open()
+	defer d.Close()
+	ms, err := d.Adopt(ctx)
+	if err != nil || len(ms) != 1 {
+		t.Fatalf("adopted %v, %v", ms, err)
+	}
+	defer ms[0].Stop(ctx)
+	if ms[0].(driver.Pauser).Paused() {
+		t.Error("half a pause is one")
+	}
+	if r, err := ms[0].Guest().Commands().Run(ctx, dsec.Call{}, dsec.Command{Shell: "echo there"}, nil); err != nil || string(r.Out) != "there\n" {
+		t.Errorf("%q, %v", r.Out, err)
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -178,26 +179,32 @@ func testPauseInHand(t *testing.T, e Env) {
 }
 
 // testPauseAgain runs a command right after each resume, and starts some while
-// it is paused.
+// it is paused: the guest answers meanwhile, and each of them runs once.
 func testPauseAgain(t *testing.T, e Env) {
 	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
-		for i := range 50 {
-			done := make(chan error, 1)
-			go func() {
-				r, err := m.Guest().Commands().Run(context.Background(), dsec.Call{}, dsec.Command{Argv: []string{"echo", "during"}}, nil)
-				if err == nil && string(r.Out) != "during\n" {
-					err = dsec.Errorf(dsec.Internal, "it printed %q", r.Out)
-				}
-				done <- err
-			}()
+		var wg sync.WaitGroup
+		const rounds, many = 60, 4
+		for i := range rounds {
+			for range many {
+				wg.Go(func() {
+					r, err := m.Guest().Commands().Run(ctx(t), dsec.Call{}, dsec.Command{Shell: "echo x >> /ran; echo during"}, nil)
+					if err != nil || string(r.Out) != "during\n" {
+						t.Errorf("begun before a pause: %q, %v", r.Out, err)
+					}
+				})
+			}
 			pause(t, p)
+			if _, err := m.Guest().Commands().List(ctx(t), dsec.Call{}); err != nil {
+				t.Fatal(err)
+			}
 			resume(t, p)
 			if r := sh(t, m, "echo "+strconv.Itoa(i)); string(r.Out) != strconv.Itoa(i)+"\n" {
 				t.Fatalf("command %d after a resume: %+v %q", i, r.CommandStatus, r.Out)
 			}
-			if err := <-done; err != nil {
-				t.Fatalf("command %d begun before a pause: %v", i, err)
-			}
+		}
+		wg.Wait()
+		if r := sh(t, m, "wc -l < /ran"); string(r.Out) != strconv.Itoa(rounds*many)+"\n" {
+			t.Errorf("%d commands ran %q times", rounds*many, r.Out)
 		}
 	})
 }
