@@ -64,6 +64,8 @@ func (c *portConn) Read(b []byte) (int, error) {
 		switch {
 		case errors.Is(err, io.EOF):
 			c.rerr = io.EOF
+		case c.life.Err() != nil: // Close has the stream; what it still delivers must not be given up here
+			c.rerr = io.ErrClosedPipe
 		case err != nil:
 			if c.rerr = c.c.endOf(c.life, c.s, err); c.rerr == nil {
 				c.rerr = io.EOF
