@@ -24,7 +24,8 @@ const (
 type PauseOptions struct {
 	N      int           // sandboxes; default 500
 	Size   int64         // memory that each holds; default 20 MiB
-	Many   int           // made, and paused, at a time; default 16
+	Making int           // made at a time; default 4, since each fills its memory
+	Many   int           // paused at a time; default 16
 	Resume int           // that are resumed one after another; default 100
 	Wait   time.Duration // longest wait for the memory; default 5 min
 }
@@ -32,6 +33,7 @@ type PauseOptions struct {
 func (o PauseOptions) withDefaults() PauseOptions {
 	def(&o.N, 500)
 	def(&o.Size, 20<<20)
+	def(&o.Making, 4)
 	def(&o.Many, 16)
 	def(&o.Resume, 100)
 	def(&o.Wait, 5*time.Minute)
@@ -63,7 +65,7 @@ func (w *World) Pause(ctx context.Context, o PauseOptions) (*Report, error) {
 		return nil, err
 	}
 	w.say("making %d sandboxes", o.N)
-	if err := parallel(ctx, o.Many, from, to, func(ctx context.Context, i int) error {
+	if err := parallel(ctx, o.Making, from, to, func(ctx context.Context, i int) error {
 		if _, err := w.ours.createOn(ctx, i, from+(i-from)%16); err != nil {
 			return err
 		}
