@@ -75,7 +75,7 @@ func (h *handler) claim(ctx context.Context, spec *dsec.Spec) error {
 		return nil
 	}
 	if spec.API != nil {
-		if err := delegable(caller, spec.API.Rights); err != nil {
+		if err := delegable(caller, spec.WithDefaults().API.Rights); err != nil {
 			return err
 		}
 	}

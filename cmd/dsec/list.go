@@ -143,6 +143,9 @@ func describe(sb dsec.Sandbox, now time.Time) [][]string {
 	add("network", string(spec.Network))
 	add("job", string(spec.Job))
 	add("project", string(spec.Project))
+	if d := spec.API; d != nil {
+		add("api", fmt.Sprintf("port %d, %d sandboxes, rights %v", d.Port, d.Quota.Sandboxes, d.Rights))
+	}
 	add("key", sb.Key)
 	for _, k := range sortedKeys(spec.Labels) {
 		add("label", k+"="+spec.Labels[k])
