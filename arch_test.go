@@ -52,7 +52,7 @@ var neighbours = map[string][]string{
 // testOnly are packages that tests alone may import.
 var testOnly = map[string]bool{
 	"blob/blobtest": true, "journal/journaltest": true, "rpc/rpctest": true, "driver/drivertest": true, "testcluster": true, "e2e": true,
-	"sdk": true, // holds no Go but tests
+	"sdk": true, "examples": true, // hold no Go but tests
 }
 
 // pkg is what the go command says of a package.
