@@ -10,7 +10,7 @@ import (
 // RecordToWire gives r for the wire. What is in Raw is not copied.
 func RecordToWire(r dsec.Record) *dsecv1.Record {
 	w := &dsecv1.Record{
-		Seq: r.Seq, Time: stamp(r.Time), Mono: span(r.Mono), Op: string(r.Op), Of: r.Of,
+		Seq: r.Seq, Time: stamp(r.Time), Mono: span(r.Mono), Op: string(r.Op), Of: r.Of, Alone: r.Alone,
 		Project: string(r.Who.Project), Token: r.Who.Token, Job: string(r.Who.Job),
 		Session: r.Step.Session, Step: r.Step.Number,
 		Request: string(r.Request), Answer: string(r.Answer),
@@ -25,7 +25,7 @@ func RecordToWire(r dsec.Record) *dsecv1.Record {
 // RecordFromWire is the inverse of RecordToWire.
 func RecordFromWire(w *dsecv1.Record) dsec.Record {
 	r := dsec.Record{
-		Seq: w.GetSeq(), Time: unstamp(w.GetTime()), Mono: unspan(w.GetMono()), Op: dsec.RecordOp(w.GetOp()), Of: w.GetOf(),
+		Seq: w.GetSeq(), Time: unstamp(w.GetTime()), Mono: unspan(w.GetMono()), Op: dsec.RecordOp(w.GetOp()), Of: w.GetOf(), Alone: w.GetAlone(),
 		Who:     dsec.Who{Project: dsec.ProjectID(w.GetProject()), Token: w.GetToken(), Job: dsec.JobID(w.GetJob())},
 		Step:    dsec.Step{Session: w.GetSession(), Number: w.GetStep()},
 		Request: parameters(w.GetRequest()), Answer: parameters(w.GetAnswer()),

@@ -18,7 +18,7 @@ import (
 // fullRecord has something in every field.
 func fullRecord() dsec.Record {
 	return dsec.Record{
-		Seq: 1 << 60, Time: time.Unix(1700000000, 123456789).UTC(), Mono: 5 * time.Second, Op: dsec.RecordCommand, Of: 7,
+		Seq: 1 << 60, Time: time.Unix(1700000000, 123456789).UTC(), Mono: 5 * time.Second, Op: dsec.RecordCommand, Of: 7, Alone: true,
 		Who: dsec.Who{Project: "p", Token: "t", Job: "j"}, Step: dsec.Step{Session: "s:1", Number: 1 << 63},
 		Request: json.RawMessage(`{"argv":["a"]}`), Answer: json.RawMessage(`{"code":0}`),
 		Error: &dsec.RecordError{Kind: "not_found", Text: "no such file"},

@@ -57,7 +57,9 @@ type Record struct {
 	// SHA-256 of raw, in hexadecimal.
 	Hash string `protobuf:"bytes,18,opt,name=hash,proto3" json:"hash,omitempty"`
 	// The record as it is stored.
-	Raw           []byte `protobuf:"bytes,19,opt,name=raw,proto3" json:"raw,omitempty"`
+	Raw []byte `protobuf:"bytes,19,opt,name=raw,proto3" json:"raw,omitempty"`
+	// Request and answer in one.
+	Alone         bool `protobuf:"varint,20,opt,name=alone,proto3" json:"alone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -223,6 +225,13 @@ func (x *Record) GetRaw() []byte {
 		return x.Raw
 	}
 	return nil
+}
+
+func (x *Record) GetAlone() bool {
+	if x != nil {
+		return x.Alone
+	}
+	return false
 }
 
 // RecordError is the error that a call ended with.
@@ -560,7 +569,7 @@ var File_dsec_v1_trajectories_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_trajectories_proto_rawDesc = "" +
 	"\n" +
-	"\x1adsec/v1/trajectories.proto\x12\adsec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xdd\x03\n" +
+	"\x1adsec/v1/trajectories.proto\x12\adsec.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf3\x03\n" +
 	"\x06Record\x12\x10\n" +
 	"\x03seq\x18\x01 \x01(\x04R\x03seq\x12.\n" +
 	"\x04time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12-\n" +
@@ -581,7 +590,8 @@ const file_dsec_v1_trajectories_proto_rawDesc = "" +
 	"\x04blob\x18\x10 \x01(\tR\x04blob\x12\x12\n" +
 	"\x04prev\x18\x11 \x01(\tR\x04prev\x12\x12\n" +
 	"\x04hash\x18\x12 \x01(\tR\x04hash\x12\x10\n" +
-	"\x03raw\x18\x13 \x01(\fR\x03raw\"5\n" +
+	"\x03raw\x18\x13 \x01(\fR\x03raw\x12\x14\n" +
+	"\x05alone\x18\x14 \x01(\bR\x05alone\"5\n" +
 	"\vRecordError\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04text\x18\x02 \x01(\tR\x04text\"\x19\n" +
