@@ -57,6 +57,12 @@ func (c commands) Run(ctx context.Context, on dsec.Call, cmd dsec.Command, stdin
 			res, err := c.r.inner.Commands.Run(c.r.carry(ctx), call, cmd, stdin)
 			c.ended(b, call, res.CommandStatus, &res, err)
 		})
+	default:
+		// The command may stand still in a sandbox that was paused since, as that
+		// of a trainer that died: whoever comes back for it is a call that wakes.
+		c.r.work.Go(func() {
+			c.r.inner.Commands.List(ctx, dsec.Call{Sandbox: on.Sandbox}) //nolint:errcheck // the flight tells what became of it
+		})
 	}
 	select {
 	case <-b.flight.done:
