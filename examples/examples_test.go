@@ -25,7 +25,42 @@ import (
 func TestExamples(t *testing.T) {
 	n := start(t)
 	t.Run("adapters", n.adapters)
+	t.Run("asleep", n.asleep)
 	t.Run("trainer", n.trainer)
+}
+
+// asleep has a trainer die within a call whose sandbox then pauses: who comes
+// back for the command wakes it.
+func (n *node) asleep(t *testing.T) {
+	ctx := limited(t)
+	sb, err := n.Sandboxes.Create(ctx, dsec.Spec{Environment: dsec.Environment{Base: "busybox"}}, dsec.CreateOptions{})
+	must(t, err)
+	on := dsec.Call{Sandbox: sb.ID, Step: dsec.Step{Session: "asleep", Number: 1}}
+	// Long enough to be in the middle when the pause comes; a pause stops its clock.
+	cmd := dsec.Command{Shell: "echo once >>/ran; touch /begun; for i in 1 2 3 4 5 6 7 8 9 10; do usleep 150000; done; cat /ran"}
+	dying, die := context.WithCancel(ctx)
+	died := make(chan error, 1)
+	go func() {
+		_, err := n.Commands.Run(dying, on, cmd, nil)
+		died <- err
+	}()
+	for {
+		if _, err := n.Files.Stat(ctx, dsec.Call{Sandbox: sb.ID}, dsec.FileOp{Path: "/begun"}); err == nil {
+			break
+		} else if dsec.KindOf(err) != dsec.NotFound {
+			t.Fatal(err)
+		}
+	}
+	die()
+	<-died
+	_, err = n.Sandboxes.Pause(ctx, sb.ID)
+	must(t, err)
+	r, err := n.Commands.Run(ctx, on, cmd, nil)
+	if err != nil || string(r.Out) != "once\n" {
+		t.Errorf("the command answers %q, %v", r.Out, err)
+	}
+	_, err = n.Sandboxes.Stop(ctx, sb.ID)
+	must(t, err)
 }
 
 // adapters runs the adapters against the interfaces that they are for.

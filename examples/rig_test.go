@@ -21,7 +21,7 @@ import (
 )
 
 // patience is how long anything here may take.
-const patience = 100 * time.Second
+const patience = 2 * time.Minute
 
 // node is a "dsec up" on folders of its own, with the busybox image.
 type node struct {
