@@ -257,6 +257,19 @@ func (j *Jobs) carryOut(e *entry) bool {
 	}
 }
 
+// unlessOwned resumes a sandbox that was being paused while an owner came back:
+// he may wait already for what stands still in it.
+func (j *Jobs) unlessOwned(ctx context.Context, s dsec.Sandboxes, e *entry, id dsec.SandboxID) error {
+	j.mu.Lock()
+	want := e.wants()
+	j.mu.Unlock()
+	if want == dsec.DisconnectPause {
+		return nil
+	}
+	_, err := s.Resume(ctx, id)
+	return err
+}
+
 // wants is what is to be done with what lives: "pause", "stop" or nothing.
 // Requires: Jobs.mu held.
 func (e *entry) wants() dsec.OnDisconnect {
@@ -289,7 +302,9 @@ func (j *Jobs) sweep(e *entry) []dsec.JobResult {
 		var err error
 		switch {
 		case want == dsec.DisconnectPause && state != dsec.Paused:
-			_, err = s.Pause(ctx, ids[i].id)
+			if _, err = s.Pause(ctx, ids[i].id); err == nil {
+				err = j.unlessOwned(ctx, s, e, ids[i].id)
+			}
 		case want == dsec.DisconnectStop:
 			_, err = s.Stop(ctx, ids[i].id)
 		}

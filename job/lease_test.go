@@ -332,3 +332,30 @@ func TestOpenIsDurable(t *testing.T) {
 		})
 	}
 }
+
+// An owner who comes back while the policy is pausing a sandbox finds it
+// running: he may wait already for what runs in it.
+func TestOpenWhilePausing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t)
+		j := r.make("train", dsec.DisconnectPause, 30*time.Second)
+		r.fill("train", j.Epoch, 1)
+		pausing, goOn := make(chan struct{}), make(chan struct{})
+		r.node.mu.Lock()
+		r.node.pause = func(context.Context, dsec.SandboxID) error {
+			close(pausing)
+			<-goOn
+			return nil
+		}
+		r.node.mu.Unlock()
+		<-pausing
+		if _, err := r.jobs.Open(t.Context(), "train"); err != nil {
+			t.Fatal(err)
+		}
+		close(goOn)
+		synctest.Wait()
+		if n := r.node.count(dsec.Running); n != 1 {
+			t.Errorf("%d sandboxes run", n)
+		}
+	})
+}

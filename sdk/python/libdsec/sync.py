@@ -587,6 +587,11 @@ class Jobs(_Wrapper):
         """
         return Job(self._portal, self._portal.do(self._inner.create, id, on_disconnect=on_disconnect, lease=lease, labels=labels, project=project, key=key))
 
+    def open(self, id: str) -> Job:
+        """Become the owner: the one before is fenced, a new lease begins. It resumes nothing: a paused sandbox wakes when it
+        is used. Conflict: the job is stopped."""
+        return Job(self._portal, self._portal.do(self._inner.open, id))
+
     def attach(self, id: str) -> Job:
         """Give a job without owning it, as an operator or a watcher does."""
         return Job(self._portal, self._portal.do(self._inner.attach, id))

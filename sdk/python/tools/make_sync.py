@@ -291,7 +291,7 @@ def write_class(name, module, base, plain, wrapped):
         if not isinstance(f, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
         enters = enters or f.name == "__aenter__"
-        if f.name.startswith("_") or f.name in SKIP or any(f.decorator_list):
+        if f.name.startswith("_") or f.name in SKIP and (name, f.name) != ("Jobs", "open") or any(f.decorator_list):
             continue
         methods.append(method(f))
     if name == "Ports":
