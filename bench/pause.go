@@ -2,6 +2,7 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -66,7 +67,7 @@ func (w *World) Pause(ctx context.Context, o PauseOptions) (*Report, error) {
 	}
 	w.say("making %d sandboxes", o.N)
 	if err := parallel(ctx, o.Making, from, to, func(ctx context.Context, i int) error {
-		if _, err := w.ours.createOn(ctx, i, from+(i-from)%16); err != nil {
+		if err := w.patiently(ctx, i, from+(i-from)%16); err != nil {
 			return err
 		}
 		return w.hold(ctx, i, o.Size)
@@ -154,6 +155,21 @@ func available() (free, compressed int64, err error) {
 		}
 	}
 	return info["MemAvailable"], compressed, nil
+}
+
+// patiently creates a box on a node that others keep busy filling memory: how
+// long that takes is not what is measured.
+func (w *World) patiently(ctx context.Context, i, workspace int) error {
+	for try := 0; ; try++ {
+		_, err := w.ours.createOn(ctx, i, workspace)
+		var e *dsec.Error
+		if !errors.As(err, &e) || !e.Retryable() || try == 20 {
+			return err
+		}
+		if err := rest(ctx, time.Second); err != nil {
+			return err
+		}
+	}
 }
 
 // hold starts a process with so much memory and waits until it has it.

@@ -15,10 +15,10 @@ type logCmd struct {
 	Follow    bool   `short:"f" help:"Go on until the sandbox ends."`
 	Verify    bool   `help:"Check that no record was changed, dropped or moved; with --full the bodies beside them too."`
 	Head      string `help:"Hash that the last record must have, for --verify (default what its keeper says)." placeholder:"HASH"`
-	Cast      string `help:"Write the session as an asciicast that terminal players show." placeholder:"FILE"`
+	Cast      string `help:"Write the session as an asciicast that terminal players show (default none)." placeholder:"FILE"`
 	IdleLimit span   `help:"Longest pause that a player makes, for --cast." default:"2s" placeholder:"TIME"`
-	Raw       string `help:"Write the records as files to a new folder, to be verified elsewhere." placeholder:"DIR"`
-	From      string `help:"Read what --raw wrote instead of asking a server." placeholder:"DIR"`
+	Raw       string `help:"Write the records as files to a new folder, to be verified elsewhere (default none)." placeholder:"DIR"`
+	From      string `help:"Read what --raw wrote instead of asking a server (default none)." placeholder:"DIR"`
 	outputFlags
 }
 

@@ -19,8 +19,8 @@ type replayCmd struct {
 	Sandbox string `arg:"" help:"Sandbox ID; it may have ended."`
 	To      string `help:"Stop behind this record or step (default the end)." placeholder:"N|SESSION:N"`
 	Keep    bool   `help:"Leave the new sandbox running and print its ID: a branch."`
-	Clock   string `help:"Set SOURCE_DATE_EPOCH to this time: RFC 3339, seconds, or recorded." placeholder:"TIME"`
-	Seed    string `help:"Set DSEC_SEED and PYTHONHASHSEED to this number." placeholder:"N"`
+	Clock   string `help:"Set SOURCE_DATE_EPOCH to this time: RFC 3339, seconds, or recorded (default none)." placeholder:"TIME"`
+	Seed    string `help:"Set DSEC_SEED and PYTHONHASHSEED to this number (default none)." placeholder:"N"`
 	Pace    span   `help:"Longest pause between operations that is kept while a command runs." default:"1s" placeholder:"TIME"`
 	outputFlags
 }
