@@ -137,6 +137,12 @@ func (c commands) ended(b begun, call dsec.Call, st dsec.CommandStatus, res *dse
 		c.r.finish(b, nil, body{}, err) //nolint:errcheck // the next process finds the command
 		return
 	}
+	if err != nil && unsure(err) {
+		// It may have run. The end of the sandbox records it as interrupted; until
+		// then whoever repeats its step asks the guest again, which knows it.
+		c.r.log.settle(b.chain, b.flight, nil, 0, err)
+		return
+	}
 	var answer json.RawMessage
 	var bod body
 	if err == nil {
@@ -152,6 +158,16 @@ func (c commands) ended(b begun, call dsec.Call, st dsec.CommandStatus, res *dse
 	if c.r.log.end(c.r.life, b.chain, b.flight, answer, live, bod, err) == nil && err == nil {
 		c.r.forget(b.chain, call.Step, bod.size)
 	}
+}
+
+// unsure reports whether a command may have run although its call failed:
+// because its sandbox ended, or its guest could not be reached any more.
+func unsure(err error) bool {
+	switch dsec.KindOf(err) {
+	case dsec.Conflict, dsec.Lost, dsec.Unavailable, dsec.Timeout, dsec.Canceled, dsec.Internal:
+		return true
+	}
+	return false
 }
 
 // output takes what a command printed, in the order of the guest. What Run
@@ -238,26 +254,16 @@ func (c commands) status(ctx context.Context, id dsec.SandboxID, answer uint64) 
 	return st, err
 }
 
-// gone reports whether an error says that the guest cannot answer for a
-// command any more.
-func gone(err error) bool {
-	k := dsec.KindOf(err)
-	return k == dsec.NotFound || k == dsec.Conflict || k == dsec.Lost
-}
-
 // Attach yields a command's output; that of a command which the guest has not
 // any more, from the record.
 func (c commands) Attach(ctx context.Context, on dsec.Call, id dsec.CommandID, offset int64) iter.Seq2[dsec.Output, error] {
 	return func(yield func(dsec.Output, error) bool) {
-		begun := false
+		// What is recorded needs no guest, and wakes no paused sandbox.
+		if answer, ok := c.r.log.commandAnswer(ctx, on.Sandbox, id); ok {
+			c.replay(ctx, on.Sandbox, answer, offset, yield)
+			return
+		}
 		for o, err := range c.r.inner.Commands.Attach(ctx, on, id, offset) {
-			if err != nil && !begun && gone(err) {
-				if answer, ok := c.r.log.commandAnswer(ctx, on.Sandbox, id); ok {
-					c.replay(ctx, on.Sandbox, answer, offset, yield)
-					return
-				}
-			}
-			begun = true
 			if err == nil && o.Status != nil {
 				st := *o.Status
 				err = c.safely(ctx, on.Sandbox, &st)
@@ -282,7 +288,6 @@ func (c commands) replay(ctx context.Context, id dsec.SandboxID, answer uint64, 
 		yield(dsec.Output{}, err)
 		return
 	}
-	st.Replayed = true
 	end := int64(0)
 	gap := int64(0)
 	if r.answer.Body != "" {
@@ -388,17 +393,19 @@ func (l *Log) commandAnswer(ctx context.Context, id dsec.SandboxID, command dsec
 
 // Read returns bytes of one stream.
 func (c commands) Read(ctx context.Context, on dsec.Call, id dsec.CommandID, s dsec.Stream, offset int64, most int) ([]byte, error) {
-	b, err := c.r.inner.Commands.Read(ctx, on, id, s, offset, most)
-	if err == nil || !gone(err) {
-		return b, err
-	}
 	answer, ok := c.r.log.commandAnswer(ctx, on.Sandbox, id)
 	if !ok {
-		return nil, err
+		return c.r.inner.Commands.Read(ctx, on, id, s, offset, most)
 	}
 	r, err := c.r.log.recorded(ctx, on.Sandbox, answer)
 	if err != nil || r.answer.Body == "" {
 		return nil, err
+	}
+	if st, err := r.status(); err == nil && (st.Stdout.Truncated() || st.Stderr.Truncated()) {
+		// Which stream lost how much is not recorded; the guest may still know.
+		if b, err := c.r.inner.Commands.Read(ctx, on, id, s, offset, most); err == nil {
+			return b, nil
+		}
 	}
 	in, err := c.r.log.openBody(ctx, r.raw, r.answer)
 	if err != nil {
@@ -412,7 +419,7 @@ func (c commands) Read(ctx context.Context, on dsec.Call, id dsec.CommandID, s d
 			return nil, err
 		}
 		if o.Gap > 0 {
-			break // which stream lost how much is not recorded
+			break
 		}
 		if o.Stream != s {
 			continue
@@ -429,12 +436,12 @@ func (c commands) Read(ctx context.Context, on dsec.Call, id dsec.CommandID, s d
 
 // Wait returns the status of a command that ended, once that is durable.
 func (c commands) Wait(ctx context.Context, on dsec.Call, id dsec.CommandID) (dsec.CommandStatus, error) {
-	st, err := c.r.inner.Commands.Wait(ctx, on, id)
-	if err != nil && gone(err) {
-		if answer, ok := c.r.log.commandAnswer(ctx, on.Sandbox, id); ok {
-			return c.status(ctx, on.Sandbox, answer)
-		}
+	if answer, ok := c.r.log.commandAnswer(ctx, on.Sandbox, id); ok {
+		st, err := c.status(ctx, on.Sandbox, answer)
+		st.Replayed = false // nobody repeated its step
+		return st, err
 	}
+	st, err := c.r.inner.Commands.Wait(ctx, on, id)
 	if err == nil {
 		err = c.safely(ctx, on.Sandbox, &st)
 	}

@@ -364,7 +364,7 @@ func (l *Log) tryEnd(ctx context.Context, c *chain, f *flight, answer json.RawMe
 	h := &head{Op: f.op, Of: f.request, Answer: answer}
 	h.setStep(f.step)
 	if callErr != nil {
-		h.Answer, h.Error = nil, &dsec.RecordError{Kind: dsec.KindOf(callErr).String(), Text: clip(callErr.Error())}
+		h.Answer, h.Error = nil, &dsec.RecordError{Kind: dsec.KindOf(callErr).String(), Text: clipTo(callErr.Error(), maxErrorText)}
 	} else {
 		bod.describe(h)
 	}

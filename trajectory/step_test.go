@@ -308,6 +308,45 @@ func TestStepAfterCrash(t *testing.T) {
 	}
 }
 
+// TestInterrupted ends sandboxes over running commands, in each way. The callers
+// are told why; the record says interrupted, to whoever repeats the step.
+func TestInterrupted(t *testing.T) {
+	for name, end := range map[string]func(*rig, dsec.SandboxID){
+		"stopped": func(r *rig, id dsec.SandboxID) { r.Sandboxes.Stop(t.Context(), id) },
+		"crashed": func(r *rig, id dsec.SandboxID) { r.host.Crash(id, dsec.CauseGuestDied, "for the test") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t).open()
+			id := r.create()
+			errs := make(chan error, 1)
+			go func() {
+				_, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("sleep 1000"), nil)
+				errs <- err
+			}()
+			if _, err := r.Commands.Start(t.Context(), step(id, "s", 2), sh("sleep 1000")); err != nil {
+				t.Fatal(err)
+			}
+			eventually(t, "both commands", func() bool { return r.inGuest(id) == 2 })
+			end(r, id)
+			wantKind(t, "who waits", <-errs, dsec.Conflict)
+			eventually(t, "the end", func() bool {
+				h, err := r.Trajectories.Head(t.Context(), id)
+				return err == nil && h.Over
+			})
+			for n := range uint64(2) {
+				res, err := r.Commands.Run(t.Context(), step(id, "s", n+1), sh("sleep 1000"), nil)
+				if err != nil || res.Outcome != dsec.Interrupted || !res.Replayed {
+					t.Errorf("step %d: %+v %v", n+1, res, err)
+				}
+			}
+			if got := ops(r.records(id)); strings.Contains(got, "!") || strings.Count(got, "command=") != 2 || !strings.HasSuffix(got, "end") {
+				t.Error(got)
+			}
+			r.close()
+		})
+	}
+}
+
 // TestUnnamedAfterCrash takes up commands that no caller will repeat.
 func TestUnnamedAfterCrash(t *testing.T) {
 	r := newRig(t)

@@ -50,9 +50,13 @@ func (t *Text) UnmarshalJSON(b []byte) error {
 	return err
 }
 
+// maxErrorText is the most of an error that is recorded.
+const maxErrorText = 1000
+
 // clip shortens what a caller wrote for an error message.
-func clip(s string) string {
-	const most = 80
+func clip(s string) string { return clipTo(s, 80) }
+
+func clipTo(s string, most int) string {
 	if len(s) <= most {
 		return s
 	}

@@ -132,6 +132,7 @@ func (x *execution) do(ctx context.Context, cmd dsec.Command) error {
 	if err != nil {
 		return err
 	}
+	x.on.Step = dsec.Step{} // it was the name of the start; what follows names the command
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	restore := func() {}
