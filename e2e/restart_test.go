@@ -3,7 +3,9 @@ package e2e_test
 import (
 	"bytes"
 	"fmt"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -227,4 +229,41 @@ func TestDownUnderLoad(t *testing.T) {
 		slices.Sort(left)
 		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 	}
+}
+
+// TestCorruptJournal starts a node whose journal cannot be read: it refuses, and
+// touches nothing. dsec down ends the sandboxes all the same.
+func TestCorruptJournal(t *testing.T) {
+	n := own(t)
+	sb, err := n.Sandboxes.Create(ctx(t), plain(), dsec.CreateOptions{})
+	must(t, err)
+	for range 3 {
+		n.sh(t, sb.ID, "true")
+	}
+	n.kill()
+	logs, err := filepath.Glob(filepath.Join(n.data, "journal", "*.log"))
+	if err != nil || len(logs) == 0 {
+		t.Fatalf("%q %v", logs, err)
+	}
+	b, err := os.ReadFile(logs[0])
+	must(t, err)
+	b[100] ^= 1
+	must(t, os.WriteFile(logs[0], b, 0o600))
+	before := len(n.members())
+	if err := n.start(); err == nil || !strings.Contains(err.Error(), "corrupt") {
+		t.Errorf("up said %v", err)
+	}
+	// Spare shells are the old process's to lose, the sandbox and its holder not.
+	if now := len(n.members()); now == 0 || before == 0 {
+		t.Errorf("%d processes became %d", before, now)
+	}
+	r := n.run(nil, "down", "--data", n.data, "--guest", n.guest)
+	must(t, r.fault())
+	if !strings.Contains(r.err, "journal") {
+		t.Errorf("down said %q", r.err)
+	}
+	if left := n.boxes(); len(left) != 0 {
+		t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
+	}
+	n.proc = nil // there is no node to take down
 }

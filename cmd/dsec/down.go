@@ -10,6 +10,8 @@ import (
 	"path/filepath"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver/container"
+	"github.com/dsec-go/dsec/journal"
 )
 
 // downCmd ends a node and its sandboxes.
@@ -80,6 +82,13 @@ func takeDown(ctx context.Context, u Up) error {
 			}
 			continue
 		}
+		if errors.Is(err, journal.ErrCorrupt) {
+			// Its sandboxes must not outlive everybody who could end them.
+			u.Log.Warn("the node's journal cannot be read and stays as it is; its sandboxes are ended without it", logErr, err)
+			err = endUnread(ctx, u)
+			removeContext(u.Context, data)
+			return err
+		}
 		if err != nil {
 			return fmt.Errorf("take node down: %w", err)
 		}
@@ -87,6 +96,32 @@ func takeDown(ctx context.Context, u Up) error {
 		removeContext(u.Context, data)
 		return err
 	}
+}
+
+// endUnread ends the machines of a node without looking at its records.
+func endUnread(ctx context.Context, u Up) (err error) {
+	if u.Guest == "" {
+		if u.Guest, err = guestBeside(); err != nil {
+			return err
+		}
+	}
+	data, err := openData(u.Data)
+	if err != nil {
+		return err
+	}
+	defer data.close()
+	d, err := container.Open(container.Config{
+		Dir: data.at(containerDir), Guest: u.Guest, Name: "dsec-" + data.instance, Pool: u.Pool,
+	})
+	if err != nil {
+		return fmt.Errorf("open container driver: %w", err)
+	}
+	machines, err := d.Adopt(ctx)
+	errs := []error{err}
+	for _, m := range machines {
+		errs = append(errs, m.Stop(ctx))
+	}
+	return errors.Join(append(errs, d.Close())...)
 }
 
 // removeContext deletes a context file that names the node of data.

@@ -80,6 +80,7 @@ type Driver struct {
 	slots    slots
 	machines map[int]*machine // by slot
 	closed   bool
+	looked   bool // Adopt was called
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -456,9 +457,27 @@ func (d *Driver) register(m *machine) error {
 	return nil
 }
 
+// unseen counts the machines of an earlier process that Adopt did not look for.
+func (d *Driver) unseen() int {
+	entries, err := os.ReadDir(d.config.Dir)
+	if err != nil {
+		return 1 // who knows
+	}
+	n := 0
+	for _, e := range entries {
+		if st, err := readState(filepath.Join(d.config.Dir, e.Name())); err == nil && st.ID != "" {
+			n++
+		}
+	}
+	return n
+}
+
 // Adopt implements driver.Driver. Folders and groups of boxes whose guest is
 // gone are removed, and so are shells that nobody came to use.
 func (d *Driver) Adopt(ctx context.Context) ([]driver.Machine, error) {
+	d.mu.Lock()
+	d.looked = true
+	d.mu.Unlock()
 	entries, err := os.ReadDir(d.config.Dir)
 	if err != nil {
 		return nil, err
@@ -586,6 +605,9 @@ func (d *Driver) Close() error {
 	}
 	d.closed = true
 	left := len(d.machines)
+	if !d.looked {
+		left += d.unseen() // they need their holder
+	}
 	for _, m := range d.machines {
 		m.detach()
 	}
