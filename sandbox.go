@@ -2,7 +2,10 @@ package dsec
 
 import (
 	"context"
+	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 )
 
 // State is where a sandbox is in its life:
@@ -101,6 +104,20 @@ type Call struct {
 type Step struct {
 	Session string // the zero Step has none
 	Number  uint64
+}
+
+// MaxSession is the most bytes of a session's name.
+const MaxSession = 128
+
+// Check validates s: a session is readable text.
+func (s Step) Check() error {
+	switch {
+	case len(s.Session) > MaxSession:
+		return Errorf(Invalid, "session %q has %d bytes, more than %d", clip(s.Session), len(s.Session), MaxSession)
+	case !utf8.ValidString(s.Session) || strings.ContainsFunc(s.Session, unicode.IsControl):
+		return Errorf(Invalid, "session %q is no readable text", clip(s.Session))
+	}
+	return nil
 }
 
 // IsZero reports whether s names nothing.

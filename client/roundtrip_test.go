@@ -118,7 +118,7 @@ func TestCommands(t *testing.T) {
 	each(t, func(t *testing.T, n node) {
 		ctx := t.Context()
 		on := n.create(t)
-		on.Step = dsec.Step{Session: "a:b% ä" + odd[:20], Number: 1 << 63}
+		on.Step = dsec.Step{Session: "a:b% ä\u2028\"<", Number: 1 << 63}
 		c := dsec.Command{Argv: []string{"echo", "é", odd, ""}, Cwd: "/" + odd, User: "u", Env: map[string]string{"X": odd, "Y": "y"},
 			Timeout: time.Minute, Idle: time.Second, Output: 5 << 20, TTY: &dsec.WinSize{Rows: 24, Cols: 65535}}
 		r, err := n.Commands.Run(ctx, on, c, nil)

@@ -45,7 +45,8 @@ func ParseStep(text string) (dsec.Step, error) {
 	if err != nil {
 		return dsec.Step{}, err
 	}
-	return dsec.Step{Session: session, Number: n}, nil
+	step := dsec.Step{Session: session, Number: n}
+	return step, step.Check()
 }
 
 // ParseEpoch gives the epoch of a header, 0 for none. A malformed one is Invalid.

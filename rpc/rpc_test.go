@@ -43,13 +43,14 @@ func TestCodes(t *testing.T) {
 }
 
 func TestStepText(t *testing.T) {
-	for _, s := range []dsec.Step{{}, {Session: "a", Number: 1}, {Session: ":", Number: 0}, {Session: "x:1%\x00ä \xff", Number: 1<<64 - 1}} {
+	for _, s := range []dsec.Step{{}, {Session: "a", Number: 1}, {Session: ":", Number: 0}, {Session: "x:1%ä \"<\u2028", Number: 1<<64 - 1}} {
 		got, err := rpc.ParseStep(rpc.StepText(s))
 		if err != nil || got != s {
 			t.Errorf("step %+v came back as %+v, %v", s, got, err)
 		}
 	}
-	for _, bad := range []string{"a", ":1", "a:", "a:-1", "a:1x", "a%:1", "a%zz:1", "a%1", "a:18446744073709551616", strings.Repeat("a", 2000) + ":1"} {
+	for _, bad := range []string{"a", ":1", "a:", "a:-1", "a:1x", "a%:1", "a%zz:1", "a%1", "a:18446744073709551616", strings.Repeat("a", 2000) + ":1",
+		strings.Repeat("a", 129) + ":1", "a%00:1", "a%0a:1", "a%ff:1"} {
 		if s, err := rpc.ParseStep(bad); dsec.KindOf(err) != dsec.Invalid || err == nil {
 			t.Errorf("ParseStep(%.20q) = %+v, %v, want Invalid", bad, s, err)
 		}
