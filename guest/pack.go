@@ -356,7 +356,6 @@ func (p *packer) sparse(fd int, h *tar.Header, ext []extent) error {
 		"GNU.sparse.minor":    "0",
 		"GNU.sparse.name":     h.Name,
 		"GNU.sparse.realsize": strconv.FormatInt(h.Size, 10),
-		"size":                strconv.FormatInt(total+int64(len(m)), 10),
 		"uid":                 strconv.Itoa(h.Uid),
 		"gid":                 strconv.Itoa(h.Gid),
 		"mtime":               paxTime(h.ModTime),
@@ -364,10 +363,12 @@ func (p *packer) sparse(fd int, h *tar.Header, ext []extent) error {
 	for k, v := range h.PAXRecords {
 		rec[k] = v
 	}
-	// The size comes first: readers exist that let it replace a real size which
-	// they have read before.
-	pax := []byte(paxRecord("size", rec["size"]))
-	delete(rec, "size")
+	// Readers take a size beside the real one in different ways, so there is none
+	// unless the header cannot hold it.
+	if stored := total + int64(len(m)); stored >= 1<<33 {
+		rec["size"] = strconv.FormatInt(stored, 10)
+	}
+	var pax []byte
 	for _, k := range slices.Sorted(keys(rec)) {
 		pax = append(pax, paxRecord(k, rec[k])...)
 	}
