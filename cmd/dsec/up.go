@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -242,6 +243,22 @@ func checkGuest(ctx context.Context, path string) error {
 	}
 	if err != nil || !strings.HasPrefix(string(out), "dsec-guest ") {
 		return dsec.Errorf(dsec.Invalid, "%s is not a dsec-guest (make build leaves one in bin)", path)
+	}
+	return checkStatic(path)
+}
+
+// checkStatic refuses a program that needs a loader: a sandbox has none until
+// its guest has made it.
+func checkStatic(path string) error {
+	f, err := elf.Open(path)
+	if err != nil {
+		return fmt.Errorf("read dsec-guest: %w", err)
+	}
+	defer f.Close()
+	for _, p := range f.Progs {
+		if p.Type == elf.PT_INTERP {
+			return dsec.Errorf(dsec.Invalid, "%s is linked dynamically; it must be built with CGO_ENABLED=0, as make build does", path)
+		}
 	}
 	return nil
 }

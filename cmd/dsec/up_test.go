@@ -384,6 +384,16 @@ func get(t *testing.T, url string) string {
 	return string(b)
 }
 
+// TestDynamicGuest refuses a guest that would not start in an empty root.
+func TestDynamicGuest(t *testing.T) {
+	if err := checkStatic("/bin/true"); err == nil || !strings.Contains(err.Error(), "CGO_ENABLED=0") {
+		t.Errorf("a dynamic program: %v", err)
+	}
+	if err := checkStatic("/bin/busybox"); err != nil {
+		t.Errorf("a static one: %v", err)
+	}
+}
+
 // TestRefusals tries what is wrong with the words of a command alone.
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
