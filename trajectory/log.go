@@ -90,8 +90,16 @@ type chain struct {
 	open     map[uint64]openRef        // requests without an answer
 	blobs    []string                  // bodies named in the tail
 	safe     []dsec.Step               // that the guest may forget and was not told of
+	partial  map[uint64]partial        // what open commands had printed when the end was asked for
 	over     bool
 	ended    int64
+}
+
+// partial is what is known of a command that will be interrupted.
+type partial struct {
+	id             dsec.CommandID
+	stdout, stderr dsec.StreamStat
+	output         []byte // frames of the beginning of each
 }
 
 // stepRef is what is known of a step. Without an answer and a flight its
@@ -486,18 +494,26 @@ func (l *Log) close(c *chain, state dsec.State, cause dsec.Cause, detail string)
 			continue
 		}
 		why := fmt.Sprintf("the sandbox ended (%s)", cause)
-		a, err := marshal(commandAnswer{Outcome: dsec.Interrupted, Code: 137, Detail: why, Ended: time.Now().UnixNano()})
+		p := c.partial[seq]
+		a, err := marshal(commandAnswer{
+			ID: p.id, Outcome: dsec.Interrupted, Code: 137, Detail: why, Ended: time.Now().UnixNano(),
+			Stdout: stat(p.stdout), Stderr: stat(p.stderr),
+		})
 		if err != nil {
 			return err
 		}
 		h := &head{Op: o.op, Of: seq, Answer: a}
+		if len(p.output) > 0 {
+			body{kind: dsec.BodyOutput, size: int64(len(p.output))}.describe(h)
+		}
 		if o.step.Session != hiddenSession {
 			h.setStep(o.step)
 		}
-		if _, err := l.append(c, h, nil); err != nil {
+		if _, err := l.append(c, h, p.output); err != nil {
 			return err
 		}
 	}
+	c.partial = nil
 	p, err := marshal(endParam{state, cause, detail})
 	if err != nil {
 		return err

@@ -36,8 +36,65 @@ func (s sandboxes) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, e
 		if err := s.r.log.note(c, &head{Op: dsec.RecordStop, Project: who.Project, Token: who.Token}); err != nil {
 			s.r.log.cfg.Fault(err)
 		}
+		s.r.salvage(ctx, c)
 	}
 	return s.Sandboxes.Stop(ctx, id)
+}
+
+// What is saved of a command that a stop interrupts, and how long that may take.
+const (
+	salvageBytes = 16 << 10 // of each stream, from its beginning
+	salvageTime  = 200 * time.Millisecond
+)
+
+// salvage keeps what running commands have printed so far: their guest goes with
+// the sandbox. One that stands still is not woken for it.
+func (r *Recorder) salvage(ctx context.Context, c *chain) {
+	c.mu.Lock()
+	open := map[dsec.Step]uint64{}
+	for seq, o := range c.open {
+		if o.op == dsec.RecordCommand {
+			open[o.step] = seq
+		}
+	}
+	c.mu.Unlock()
+	if len(open) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, salvageTime)
+	defer cancel()
+	if sb, err := r.inner.Sandboxes.Get(ctx, c.id); err != nil || sb.State != dsec.Running {
+		return
+	}
+	on := dsec.Call{Sandbox: c.id}
+	all, err := r.inner.Commands.List(ctx, on)
+	if err != nil {
+		return // nothing depends on it
+	}
+	found := map[uint64]partial{}
+	for _, st := range all {
+		seq, ok := open[st.Step]
+		if !ok {
+			continue
+		}
+		p := partial{id: st.ID, stdout: st.Stdout, stderr: st.Stderr}
+		for _, stream := range []dsec.Stream{dsec.Stdout, dsec.Stderr} {
+			stat := &p.stdout
+			if stream == dsec.Stderr {
+				stat = &p.stderr
+			}
+			b, err := r.inner.Commands.Read(ctx, on, st.ID, stream, 0, salvageBytes)
+			if err != nil {
+				b = nil
+			}
+			p.output = dsec.AppendOutput(p.output, dsec.Output{Stream: stream, Data: b})
+			stat.Kept = int64(len(b))
+		}
+		found[seq] = p
+	}
+	c.mu.Lock()
+	c.partial = found
+	c.mu.Unlock()
 }
 
 type extendParam struct {

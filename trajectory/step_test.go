@@ -323,7 +323,11 @@ func TestInterrupted(t *testing.T) {
 				_, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("sleep 1000"), nil)
 				errs <- err
 			}()
-			if _, err := r.Commands.Start(t.Context(), step(id, "s", 2), sh("sleep 1000")); err != nil {
+			cat, err := r.Commands.Start(t.Context(), step(id, "s", 2), dsec.Command{Shell: "cat", Stdin: dsec.StdinPipe})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Commands.Write(t.Context(), dsec.Call{Sandbox: id}, cat.ID, dsec.StdinWrite{Data: []byte("so far")}); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "both commands", func() bool { return r.inGuest(id) == 2 })
@@ -333,10 +337,24 @@ func TestInterrupted(t *testing.T) {
 				h, err := r.Trajectories.Head(t.Context(), id)
 				return err == nil && h.Over
 			})
-			for n := range uint64(2) {
-				res, err := r.Commands.Run(t.Context(), step(id, "s", n+1), sh("sleep 1000"), nil)
-				if err != nil || res.Outcome != dsec.Interrupted || !res.Replayed {
-					t.Errorf("step %d: %+v %v", n+1, res, err)
+			res, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("sleep 1000"), nil)
+			if err != nil || res.Outcome != dsec.Interrupted || !res.Replayed {
+				t.Errorf("%+v %v", res, err)
+			}
+			st, err := r.Commands.Start(t.Context(), step(id, "s", 2), dsec.Command{Shell: "cat", Stdin: dsec.StdinPipe})
+			if err != nil || st.Outcome != dsec.Interrupted || !st.Replayed {
+				t.Errorf("%+v %v", st, err)
+			}
+			if name == "stopped" {
+				out := ""
+				for o, err := range r.Commands.Attach(t.Context(), dsec.Call{Sandbox: id}, cat.ID, 0) {
+					if err != nil {
+						t.Fatal(err)
+					}
+					out += string(o.Data)
+				}
+				if out != "so far" || st.ID != cat.ID || st.Stdout.Total != 6 {
+					t.Errorf("printed %q, %+v", out, st)
 				}
 			}
 			if got := ops(r.records(id)); strings.Contains(got, "!") || strings.Count(got, "command=") != 2 || !strings.HasSuffix(got, "end") {
