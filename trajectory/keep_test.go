@@ -3,9 +3,11 @@ package trajectory_test
 import (
 	"bytes"
 	"context"
+	"flag"
 	"fmt"
 	"io"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -414,4 +416,47 @@ func FuzzSegment(f *testing.F) {
 	f.Fuzz(func(t *testing.T, b []byte) {
 		trajectory.CheckSegment(context.Background(), b) // it must not panic, nor take long
 	})
+}
+
+var manySteps = flag.Int("steps", 20_000, "how many steps TestManySteps records")
+
+// TestManySteps records many tiny steps in one sandbox, and answers some of them
+// from the segments after a restart.
+func TestManySteps(t *testing.T) {
+	r := newRig(t)
+	r.dir = t.TempDir()
+	r.fs = func(journal.FS) journal.FS { return journal.HostFS }
+	r.open()
+	id := r.create()
+	var next atomic.Int64
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for {
+				n := next.Add(1)
+				if n > int64(*manySteps) || t.Failed() {
+					return
+				}
+				if _, err := r.Commands.Run(t.Context(), step(id, "s", uint64(n)), sh("true"), nil); err != nil {
+					t.Errorf("step %d: %v", n, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if err := r.log.Tidy(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	r.driver.Detach()
+	r.close()
+	r.open()
+	for _, n := range []int{1, *manySteps / 2, *manySteps} {
+		if res := r.run(step(id, "s", uint64(n)), "true"); !res.Replayed {
+			t.Errorf("step %d ran again", n)
+		}
+	}
+	if h, err := r.Trajectories.Head(t.Context(), id); err != nil || h.Seq != uint64(1+2**manySteps) {
+		t.Errorf("%+v %v", h, err)
+	}
+	r.close()
 }

@@ -42,12 +42,11 @@ func (g guest) Activity(ctx context.Context) (driver.Activity, error) {
 
 // Forget drops the answers of steps.
 func (g guest) Forget(_ context.Context, steps []dsec.Step) error {
-	g.m.mu.Lock()
-	defer g.m.mu.Unlock()
-	if g.m.commands != nil {
-		for _, s := range steps {
-			delete(g.m.commands.steps, s)
-		}
+	t := commands(g).table()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, s := range steps {
+		delete(t.steps, s)
 	}
 	return nil
 }
