@@ -204,7 +204,10 @@ func (tr *training) killed(ctx context.Context, k int) (string, error) {
 			calls = 0 // the making of the sandboxes
 		}
 		there := func(notes string) bool {
-			_, rest, begun := strings.Cut(notes, fmt.Sprintf("# %d\n", step))
+			rest, begun := "", false
+			for s := step; s < steps && !begun; s++ { // the kill before may have come just behind the checkpoint
+				_, rest, begun = strings.Cut(notes, fmt.Sprintf("# %d\n", s))
+			}
 			if k%7 == 6 {
 				return strings.Contains(rest, "# checkpoint\n")
 			}
