@@ -10,7 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
-	"syscall"
 
 	"github.com/dsec-go/dsec"
 )
@@ -94,17 +93,8 @@ func (c *cpCmd) Run(ctx context.Context, a *app) error {
 	x.on.Sandbox = src.sandbox
 
 	// Ctrl-C must not leave the half of a file here, under its temporary name.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer unnotify()
-	go func() {
-		select {
-		case sig := <-signals:
-			cancel(interrupted{sig})
-		case <-ctx.Done():
-		}
-	}()
+	ctx, done := a.untilInterrupt(ctx)
+	defer done()
 	return orInterrupt(ctx, x.outOf(ctx, src.path, a.local(dst.path)))
 }
 

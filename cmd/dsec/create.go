@@ -114,17 +114,8 @@ func (c *runCmd) Run(ctx context.Context, a *app) error {
 	}
 
 	// From here on Ctrl-C must not leave a sandbox behind.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer unnotify()
-	go func() {
-		select {
-		case sig := <-signals:
-			cancel(interrupted{sig})
-		case <-ctx.Done():
-		}
-	}()
+	ctx, done := a.untilInterrupt(ctx)
+	defer done()
 
 	if spec.Environment.Base, err = a.haveImage(ctx, s, image); err != nil {
 		return orInterrupt(ctx, err)
@@ -152,6 +143,24 @@ func (a *app) stopSoon(ctx context.Context, s dsec.Services, id dsec.SandboxID) 
 type interrupted struct{ sig os.Signal }
 
 func (i interrupted) Error() string { return i.sig.String() }
+
+// untilInterrupt gives a context that ends with a signal to this program, whose
+// own end would leave something behind. done gives the signals back.
+func (a *app) untilInterrupt(ctx context.Context) (_ context.Context, done func()) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	go func() {
+		select {
+		case sig := <-signals:
+			cancel(interrupted{sig})
+		case <-ctx.Done():
+		}
+	}()
+	return ctx, func() {
+		unnotify()
+		cancel(nil)
+	}
+}
 
 // orInterrupt turns the error of a call that a signal broke off into the exit
 // status a shell gives for that signal.

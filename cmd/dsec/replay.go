@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -66,17 +64,8 @@ func (c *replayCmd) Run(ctx context.Context, a *app) error {
 	}
 
 	// From here on Ctrl-C must not leave a sandbox behind.
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
-	defer unnotify()
-	go func() {
-		select {
-		case sig := <-signals:
-			cancel(interrupted{sig})
-		case <-ctx.Done():
-		}
-	}()
+	ctx, done := a.untilInterrupt(ctx)
+	defer done()
 	sb, err := s.Sandboxes.Create(ctx, p.spec, dsec.CreateOptions{})
 	if err != nil {
 		return orInterrupt(ctx, fmt.Errorf("create the sandbox of the replay: %w", err))
