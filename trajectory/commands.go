@@ -254,8 +254,7 @@ func (c commands) status(ctx context.Context, id dsec.SandboxID, answer uint64) 
 	return st, err
 }
 
-// Attach yields a command's output; that of a command which the guest has not
-// any more, from the record.
+// Attach yields a command's output, from the record once it has ended.
 func (c commands) Attach(ctx context.Context, on dsec.Call, id dsec.CommandID, offset int64) iter.Seq2[dsec.Output, error] {
 	return func(yield func(dsec.Output, error) bool) {
 		// What is recorded needs no guest, and wakes no paused sandbox.

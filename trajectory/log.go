@@ -430,7 +430,7 @@ func (l *Log) note(c *chain, h *head) error {
 	return err
 }
 
-// Created begins a trajectory. A second call does nothing.
+// created begins a trajectory. A second call does nothing.
 func (l *Log) created(sb dsec.Sandbox, who dsec.Who) error {
 	spec, err := marshal(createParam{Spec: sb.Spec, Layers: sb.Layers, Node: sb.Node, Key: sb.Key})
 	if err != nil {
@@ -550,11 +550,7 @@ func (l *Log) read(ctx context.Context, id dsec.SandboxID, seq uint64) ([]byte, 
 		if seq >= first && seq <= last {
 			at = c.tail[seq-first]
 		} else {
-			for _, e := range c.extents {
-				if seq >= e.First && seq <= e.Last {
-					seg = e.Segment
-				}
-			}
+			seg = segmentOf(c.extents, seq)
 		}
 		c.mu.Unlock()
 		switch {
@@ -657,10 +653,8 @@ func (l *Log) readOld(ctx context.Context, id dsec.SandboxID, seq uint64) ([]byt
 	if seq >= s.First && seq <= s.last() {
 		return readRecord(ctx, l.cfg.Store, seg, s.At[seq-s.First])
 	}
-	for _, e := range s.Earlier {
-		if seq >= e.First && seq <= e.Last {
-			return l.indexes.record(ctx, e.Segment, id, seq)
-		}
+	if seg := segmentOf(s.Earlier, seq); seg != "" {
+		return l.indexes.record(ctx, seg, id, seq)
 	}
 	return nil, dsec.Errorf(dsec.NotFound, "the trajectory has no record %d", seq)
 }

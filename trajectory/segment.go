@@ -75,6 +75,16 @@ type extent struct {
 	Last    uint64      `json:"last"`
 }
 
+// segmentOf finds the segment that has a record; "" if none has.
+func segmentOf(extents []extent, seq uint64) blob.Digest {
+	for _, e := range extents {
+		if seq >= e.First && seq <= e.Last {
+			return e.Segment
+		}
+	}
+	return ""
+}
+
 type index struct {
 	Sections []section `json:"sections"`
 }
