@@ -17,7 +17,7 @@ import (
 func build(t *testing.T) *bench.Floor {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root: namespaces and mounts need it")
+		t.Skip("feature root: namespaces and mounts need it")
 	}
 	f, err := bench.BuildFloor(t.Context(), t.TempDir())
 	if dsec.KindOf(err) == dsec.Unsupported {

@@ -143,7 +143,7 @@ func (s *server) left() string {
 func open(t *testing.T, s *server) *bench.World {
 	t.Helper()
 	if os.Geteuid() != 0 {
-		t.Skip("not root: namespaces and mounts need it")
+		t.Skip("feature root: namespaces and mounts need it")
 	}
 	dir, err := os.MkdirTemp("", "bench-test-")
 	if err != nil {
