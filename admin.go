@@ -55,6 +55,10 @@ type Node struct {
 	DiskFree  int64
 	Pressure  Pressure
 	Features  []FeatureStatus
+	Store     string // where its layers lie, without credentials; empty in its data folder
+	Cache     int64  // bytes that it may keep of them; 0 without a bound
+	Cached    int64  // bytes that it keeps
+	Fetched   int64  // bytes that came from there since its process for data began
 }
 
 // Pressure is the share of time that work waited for a resource in the last

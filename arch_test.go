@@ -24,34 +24,40 @@ const module = "github.com/dsec-go/dsec"
 var floors = map[string]int{
 	"": 1, // the words
 
-	"blob": 2, "erofs": 2, "jail": 2, "network": 2, "wire": 2, "guest": 2, "journal": 2, "sched": 2, "swap": 2,
+	"blob": 2, "blob/s3": 2, "blob/store": 2, "erofs": 2, "jail": 2, "network": 2, "wire": 2, "guest": 2, "journal": 2, "sched": 2, "swap": 2, "vm": 2, "vm/initramfs": 2, "qemu": 2, "fuse": 2, "hold": 2,
 	"rpc": 2, "rpc/dsecv1": 2, "client": 2, "jail/profile": 2,
 
-	"image": 3, "cluster": 3, "driver": 3,
+	"image": 3, "cluster": 3, "driver": 3, "snapshot": 3,
 
-	"rootfs": 4, "trajectory": 4,
+	"rootfs": 4, "trajectory": 4, "lazy": 4,
 
-	"driver/container": 5, "driver/microvm": 5, "driver/fullvm": 5, "driver/fncall": 5, "driver/synthetic": 5,
+	"driver/container": 5, "driver/microvm": 5, "driver/fullvm": 5, "driver/fncall": 5, "driver/synthetic": 5, "depot": 5,
 
 	"edge": 6, "api": 6, "watch": 6, "job": 6,
 
 	"web": 7, "compat/e2b": 7, "compat/docker": 7,
 
-	"cmd/dsec": 8, "cmd/dsec-guest": 8, "demo": 8, "bench": 8, "examples/rollout-worker": 8, "examples/agent-loop": 8,
+	"cmd/dsec": 8, "cmd/dsec-guest": 8, "demo": 8, "bench": 8, "vmimage": 8, "worker": 8, "examples/rollout-worker": 8, "examples/agent-loop": 8,
 }
 
 // neighbours are the imports between packages of one floor that are meant.
 var neighbours = map[string][]string{
+	"blob/s3":      {"blob"},
+	"blob/store":   {"blob", "blob/s3"},
 	"cmd/dsec":     {"bench", "demo"},
 	"client":       {"rpc", "rpc/dsecv1"},
 	"guest":        {"wire", "jail"},
 	"rpc":          {"rpc/dsecv1"},
 	"jail/profile": {"jail"},
+	"vm":           {"wire"},
+	"vm/initramfs": {"vm"},
+	"qemu":         {"jail"},
+	"hold":         {"jail"},
 }
 
 // testOnly are packages that tests alone may import.
 var testOnly = map[string]bool{
-	"blob/blobtest": true, "journal/journaltest": true, "rpc/rpctest": true, "driver/drivertest": true, "testcluster": true, "e2e": true,
+	"blob/blobtest": true, "blob/s3/s3test": true, "journal/journaltest": true, "rpc/rpctest": true, "driver/drivertest": true, "testcluster": true, "e2e": true,
 	"sdk": true, "examples": true, // hold no Go but tests
 }
 
@@ -133,7 +139,7 @@ func TestLightPackagesStayLight(t *testing.T) {
 		"./cmd/dsec-guest": {"net/http", "google.golang.org/protobuf", "connectrpc.com"},
 		"./guest":          {"net/http", "google.golang.org/protobuf", "connectrpc.com"},
 		"./client": {
-			"go.etcd.io", "github.com/vishvananda/netlink", "google.golang.org/grpc",
+			"go.etcd.io", "github.com/vishvananda/netlink", "google.golang.org/grpc", "github.com/minio",
 			module + "/driver", module + "/edge", module + "/rootfs", module + "/jail",
 		},
 	}

@@ -40,3 +40,19 @@ func CallerFrom(ctx context.Context) (Caller, bool) {
 	c, ok := ctx.Value(callerKey{}).(Caller)
 	return c, ok
 }
+
+// Carry gives a context that ends with life alone and has the values of both:
+// for work on a caller's behalf that outlives the call.
+func Carry(life, values context.Context) context.Context { return carried{life, values} }
+
+type carried struct {
+	context.Context
+	values context.Context
+}
+
+func (c carried) Value(key any) any {
+	if v := c.Context.Value(key); v != nil {
+		return v
+	}
+	return c.values.Value(key)
+}

@@ -23,7 +23,7 @@ const (
 	Conflict                         // wrong state, or fenced by a newer owner
 	Exhausted                        // a quota, a limit or the node is full
 	Unavailable                      // cannot answer now, try again
-	Lost                             // the sandbox existed and is gone with its node
+	Lost                             // the sandbox, or recorded data of it, existed and is gone
 	Timeout                          // the call's deadline passed
 	Canceled                         // the caller went away
 	Diverged                         // a repeated step asks for something else than recorded

@@ -45,7 +45,10 @@ func ReadOutput(r io.Reader) iter.Seq2[Output, error] {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			yield(Output{}, &Error{Kind: Invalid, Err: fmt.Errorf("read recorded output: %w", err)})
+			if _, ok := errors.AsType[*Error](err); !ok { // what r knows better stays
+				err = &Error{Kind: Invalid, Err: fmt.Errorf("read recorded output: %w", err)}
+			}
+			yield(Output{}, err)
 		}
 		for {
 			kind, err := in.ReadByte()

@@ -26,6 +26,7 @@ type Quota struct {
 	Sandboxes int           // alive
 	CPU       float64       // cores, the limits of its sandboxes added up
 	Memory    int64         // bytes, likewise
+	Images    int64         // bytes in the store of what its image names need, each blob once, without what everybody's names need
 	TTL       time.Duration // longest that a create or an Extend may ask for
 }
 
@@ -34,11 +35,12 @@ type Share struct {
 	Sandboxes int
 	CPU       float64
 	Memory    int64
+	Images    int64 // bytes, as Quota counts them
 }
 
 // Check validates q. Every fault is Invalid.
 func (q Quota) Check() error {
-	if q.Sandboxes < 0 || !(q.CPU >= 0 && q.CPU < 1<<40) || q.Memory < 0 || q.TTL < 0 {
+	if q.Sandboxes < 0 || !(q.CPU >= 0 && q.CPU < 1<<40) || q.Memory < 0 || q.Images < 0 || q.TTL < 0 {
 		return Errorf(Invalid, "a quota cannot be negative or without end; 0 does not bound")
 	}
 	return nil
@@ -54,6 +56,12 @@ type Projects interface {
 
 	// List returns all projects, by name, with what they use.
 	List(ctx context.Context) ([]Project, error)
+
+	// SetQuota changes the quota of a project below the caller's, or of any for an
+	// operator. It must lie within that of the project above and hold those of the
+	// projects below. What lives beyond it lives on, images stay; it is the next
+	// create or import that is refused.
+	SetQuota(ctx context.Context, name ProjectID, q Quota) error
 
 	// Remove ends a project, its tokens and its image names. It is Conflict while
 	// it has living sandboxes or projects below it.

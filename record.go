@@ -63,11 +63,15 @@ const (
 	RecordUnpack  RecordOp = "unpack"
 	RecordDial    RecordOp = "dial"   // a connection to a port; its answer sums it up
 	RecordExtend  RecordOp = "extend" // of the time to live
+	RecordLabel   RecordOp = "label"
 	RecordCommit  RecordOp = "commit"
 	RecordPause   RecordOp = "pause"
 	RecordResume  RecordOp = "resume"
-	RecordStop    RecordOp = "stop" // somebody asked for the end
-	RecordEnd     RecordOp = "end"  // the end and its cause; the last record
+	RecordSave    RecordOp = "snapshot"
+	RecordFork    RecordOp = "fork"
+	RecordInput   RecordOp = "input" // of keyboard and pointer
+	RecordStop    RecordOp = "stop"  // somebody asked for the end
+	RecordEnd     RecordOp = "end"   // the end and its cause; the last record
 )
 
 // The kinds of body.

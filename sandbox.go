@@ -42,6 +42,7 @@ const (
 	CauseAdmission Cause = "admission"  // it was never started
 	CauseEvicted   Cause = "evicted"    // the node needed its room
 	CauseNodeDown  Cause = "node-down"  // the node was taken down on purpose
+	CauseLease     Cause = "lease"      // nobody held the lease of its job, whose policy is stop
 	CauseOwner     Cause = "owner"      // the sandbox that had made it through its API ended
 )
 

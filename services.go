@@ -9,8 +9,11 @@ type Services struct {
 	Ports        Ports
 	Images       Images
 	Jobs         Jobs
+	Functions    Functions
 	Tokens       Tokens
 	Trajectories Trajectories
+	Snapshots    Snapshots
+	Screens      Screens
 	Projects     Projects
 	Nodes        Nodes
 }

@@ -41,12 +41,18 @@ type Spec struct {
 	User        string            // of commands that name none: name, uid, or uid:gid; default: the image's, else root
 	Cwd         string            // of commands that name none; default: the image's, else /
 	Env         map[string]string // added to the image's; a command's own wins
-	Hostname    string            // default: the first 12 characters of the ID
+	Hostname    string            // default: the first 12 characters of the ID; of a copy, 12 random ones of it
 	Labels      map[string]string // the caller's own words, for listing
 	Job         JobID             // the job it belongs to; default none
 	Project     ProjectID         // the tenant; default: the token's project
 	Network     Network           // default NetworkNone
 	API         *Delegation       // lets what runs in it drive other sandboxes; default none
+
+	// From is the ID of a snapshot whose state it begins with, or, of a sandbox
+	// that a fork made, the parent's; default none. Kind, Environment and
+	// Resources are the snapshot's then, and may be left out or must be equal;
+	// User, Cwd, Env, Network and API must be left out.
+	From string
 }
 
 // Network names what a sandbox may reach.
@@ -95,12 +101,17 @@ const (
 
 // WithDefaults gives s with every empty field set to its default. Fields whose
 // default comes from the image stay empty.
+//
+// What a Spec with From leaves out of Kind, Environment and Resources is the
+// snapshot's, which only the node knows: it stays empty too.
 func (s Spec) WithDefaults() Spec {
-	def(&s.Kind, Container)
-	def(&s.Resources.CPU, DefaultCPU)
-	def(&s.Resources.Memory, DefaultMemory)
-	def(&s.Resources.Disk, DefaultDisk)
-	def(&s.Resources.Pids, DefaultPids)
+	if s.From == "" || s.Environment.Base != "" {
+		def(&s.Kind, Container)
+		def(&s.Resources.CPU, DefaultCPU)
+		def(&s.Resources.Memory, DefaultMemory)
+		def(&s.Resources.Disk, DefaultDisk)
+		def(&s.Resources.Pids, DefaultPids)
+	}
 	def(&s.TTL, DefaultTTL)
 	def(&s.Network, NetworkNone)
 	if s.API != nil {
@@ -121,13 +132,7 @@ func def[T comparable](p *T, v T) {
 // field and the allowed range. References are checked at admission, not here.
 func (s Spec) Check() error {
 	s = s.WithDefaults()
-	if err := s.Kind.Check(); err != nil {
-		return err
-	}
-	if err := s.Environment.check(); err != nil {
-		return err
-	}
-	if err := s.Resources.check(); err != nil {
+	if err := s.checkMachine(); err != nil {
 		return err
 	}
 	if s.TTL < MinTTL || s.TTL > MaxTTL {
@@ -154,6 +159,39 @@ func (s Spec) Check() error {
 		}
 	}
 	return checkLabels(s.Labels)
+}
+
+// checkMachine is Check for what a snapshot stands in for.
+func (s Spec) checkMachine() error {
+	if s.From != "" {
+		if err := s.checkFrom(); err != nil || s.Environment.Base == "" {
+			return err
+		}
+	}
+	if err := s.Kind.Check(); err != nil {
+		return err
+	}
+	if err := s.Environment.check(); err != nil {
+		return err
+	}
+	return s.Resources.check()
+}
+
+func (s Spec) checkFrom() error {
+	if err := SnapshotID(s.From).Check(); err != nil {
+		return err
+	}
+	for what, set := range map[string]bool{
+		"user": s.User != "", "working directory": s.Cwd != "", "environment variables": len(s.Env) > 0, "API": s.API != nil,
+	} {
+		if set {
+			return Errorf(Invalid, "a sandbox made from a snapshot has the %s of the snapshot", what)
+		}
+	}
+	if s.Environment.Base == "" && (s.Environment.Workspace != "" || len(s.Environment.Toolkits) > 0) {
+		return Errorf(Invalid, "environment has no base image")
+	}
+	return nil
 }
 
 // Compiled when first used: a guest, of which a node has thousands, never does.

@@ -50,8 +50,8 @@ type Config struct {
 	Key   *dsec.IDKey
 	Nodes Placement
 
-	// Services that are served here; its Sandboxes, Commands, Files, Ports and
-	// Trajectories are not looked at. What is nil answers Unsupported.
+	// Services that are served here; its Sandboxes, Commands, Files, Ports,
+	// Trajectories and Screens are not looked at. What is nil answers Unsupported.
 	Local dsec.Services
 
 	RPC         rpc.Options
@@ -105,7 +105,8 @@ func New(c Config) *Handler {
 	}
 	local := c.Local
 	local.Sandboxes = router{c.Key, c.Nodes}
-	local.Commands, local.Files, local.Ports, local.Trajectories = nil, nil, nil, nil
+	local.Commands, local.Files, local.Ports, local.Trajectories, local.Screens = nil, nil, nil, nil, nil
+	local.Functions = functions{c.Nodes}
 	return &Handler{cfg: c, local: rpc.Handler(local, c.RPC)}
 }
 

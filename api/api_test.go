@@ -313,12 +313,15 @@ func TestRights(t *testing.T) {
 			return err
 		},
 		"commit": func(s dsec.Services) error { _, err := s.Sandboxes.Commit(ctx, box.ID, "w@1"); return err },
-		"images": func(s dsec.Services) error { _, err := s.Images.List(ctx); return err },
+		"images": func(s dsec.Services) error { _, err := s.Images.List(ctx, dsec.ImageQuery{}); return err },
 		"upload": func(s dsec.Services) error {
 			_, err := s.Images.Upload(ctx, dsec.ImportOptions{Name: "x"}, strings.NewReader(""))
 			return err
 		},
-		"collect": func(s dsec.Services) error { _, err := s.Images.Collect(ctx); return err },
+		"collect": func(s dsec.Services) error {
+			_, err := s.Images.Collect(ctx, dsec.CollectOptions{Alone: true})
+			return err
+		},
 		"tokens":  func(s dsec.Services) error { _, err := s.Tokens.List(ctx); return err },
 		"issue":   func(s dsec.Services) error { _, err := s.Tokens.Issue(ctx, dsec.Token{Name: "n"}); return err },
 		"nodes":   func(s dsec.Services) error { _, err := s.Nodes.Nodes(ctx); return err },

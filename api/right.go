@@ -16,8 +16,11 @@ var rights = map[string][]dsec.Right{
 	dsecv1.PortsName:        {dsec.RightSandboxes},
 	dsecv1.ImagesName:       {dsec.RightImages},
 	dsecv1.JobsName:         {dsec.RightSandboxes},
+	dsecv1.FunctionsName:    {dsec.RightSandboxes},
 	dsecv1.TokensName:       {dsec.RightDelegate}, // of what is below its own project, see package rpc
 	dsecv1.TrajectoriesName: {dsec.RightSandboxes},
+	dsecv1.SnapshotsName:    {dsec.RightSandboxes},
+	dsecv1.ScreensName:      {dsec.RightSandboxes},
 	dsecv1.ProjectsName:     {dsec.RightDelegate},
 	dsecv1.NodesName:        {dsec.RightAdmin},
 }
@@ -31,6 +34,7 @@ var special = map[string]struct {
 	dsecv1.SandboxesCommitProcedure: {all: []dsec.Right{dsec.RightSandboxes, dsec.RightImages}},
 	dsecv1.ImagesListProcedure:      {any: []dsec.Right{dsec.RightImages, dsec.RightSandboxes}},
 	dsecv1.ImagesInspectProcedure:   {any: []dsec.Right{dsec.RightImages, dsec.RightSandboxes}},
+	dsecv1.ImagesAdoptProcedure:     {any: []dsec.Right{dsec.RightAdmin}},
 }
 
 // allowed is Denied when the token has not the rights that the call asks for.
@@ -63,8 +67,10 @@ func service(path string) string {
 // forSandbox reports whether a call is for one sandbox, and so for its node.
 func forSandbox(path string) bool {
 	switch service(path) {
-	case dsecv1.CommandsName, dsecv1.FilesName, dsecv1.PortsName, dsecv1.TrajectoriesName:
+	case dsecv1.CommandsName, dsecv1.FilesName, dsecv1.PortsName, dsecv1.TrajectoriesName, dsecv1.ScreensName:
 		return true
+	case dsecv1.SnapshotsName:
+		return path == dsecv1.SnapshotsTakeProcedure || path == dsecv1.SnapshotsForkProcedure
 	case dsecv1.SandboxesName:
 		return path != dsecv1.SandboxesCreateProcedure && path != dsecv1.SandboxesListProcedure
 	}

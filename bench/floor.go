@@ -87,11 +87,16 @@ func (f *Floor) Spawns(ctx context.Context, n int, gap time.Duration, program st
 	if err != nil {
 		return nil, err
 	}
+	return totals(lines), nil
+}
+
+// totals gives the times of what a floor did, in milliseconds.
+func totals(lines []map[string]float64) *Sample {
 	s := Millis()
 	for _, l := range lines {
 		s.Add(l["total"] / 1e3)
 	}
-	return s, nil
+	return s
 }
 
 // Pipe reads size bytes of a child's output and returns MB a second.

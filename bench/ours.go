@@ -162,7 +162,7 @@ func (o *ours) close() error {
 		})
 	}
 	if err == nil {
-		_, err = o.services.Images.Collect(ctx)
+		_, err = o.services.Images.Collect(ctx, dsec.CollectOptions{})
 	}
 	var e *dsec.Error
 	if errors.As(err, &e) && e.Kind == dsec.Unavailable {

@@ -9,6 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/dsec-go/dsec/erofs"
 )
 
@@ -136,4 +138,25 @@ func writeFrom(r io.Reader, path string, mode os.FileMode) error {
 		return err
 	}
 	return f.Close()
+}
+
+// fileTar gives an image of one file.
+func fileTar(name string, content []byte) []byte {
+	var buf bytes.Buffer
+	w := tar.NewWriter(&buf)
+	w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o644, Size: int64(len(content))}) //nolint:errcheck // as above
+	w.Write(content)                                                                                      //nolint:errcheck
+	w.Close()                                                                                             //nolint:errcheck
+	return buf.Bytes()
+}
+
+// dropCache lets the host forget a file's pages that nobody maps.
+func dropCache(path string) {
+	f, err := os.Open(path)
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	f.Sync()                                            //nolint:errcheck // what is dirty stays, and counts
+	unix.Fadvise(int(f.Fd()), 0, 0, unix.FADV_DONTNEED) //nolint:errcheck // as above
 }

@@ -130,7 +130,9 @@ func (s images) Remove(_ context.Context, name string) error {
 	return nil
 }
 
-func (s images) Collect(context.Context) (dsec.Collected, error) { return dsec.Collected{}, nil }
+func (s images) Collect(context.Context, dsec.CollectOptions) (dsec.Collected, error) {
+	return dsec.Collected{}, nil
+}
 
 // left says what a closed world left on the server.
 func (s *server) left() string {

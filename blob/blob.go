@@ -2,8 +2,9 @@
 //
 // It does: stat, read a range, put if absent, delete and list, on a folder of any
 // POSIX mount (Folder) or in memory (Memory); and it decorates such a Store with a
-// near cache (Cached), a check of what is read (Verified) or artificial limits
-// (Limited). It does not know what the bytes mean, count references, decide what is
+// near cache (Cached), a check of what is read (Verified), patience with a store that is
+// away (Retrying) or artificial limits (Limited). Package blob/s3 is a Store in a bucket,
+// blob/store opens one by its URL. It does not know what the bytes mean, count references, decide what is
 // garbage, fetch parts lazily or keep anything mutable: that is for image and rootfs.
 //
 // Invariants, the same for every Store and tested by blobtest.Run:
@@ -18,7 +19,8 @@
 // Stores are safe for concurrent use. Readers and Staged values belong to one goroutine;
 // whoever got one closes it (Close; Commit or Abort).
 //
-// Optional powers are interfaces found by assertion: Stager, LocalPather. Read folder.go
+// Optional powers are interfaces found by assertion: Stager, Named, LocalPather, Holder,
+// Keeper, Sweeper. Read folder.go
 // next, then blobtest for the contract in executable form.
 package blob
 
@@ -27,20 +29,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"hash"
 	"io"
 	"iter"
-)
-
-// The errors a caller may look for. What a Store returns wraps them with the digest.
-// Errors of the system below (a full disk, for one) are wrapped too: errors.Is(err, syscall.ENOSPC).
-var (
-	ErrNotFound = errors.New("blob not found")
-	ErrRange    = errors.New("range outside of blob")
-	ErrCorrupt  = errors.New("blob corrupt")
-	ErrDigest   = errors.New("malformed digest")
 )
 
 const (
@@ -142,10 +134,22 @@ type Staged interface {
 	Abort() error
 }
 
+// Named is a Staged that can say what digest the bytes so far have, because it makes that
+// sum anyway.
+type Named interface {
+	Digest() Digest
+}
+
 // LocalPather is a Store whose blobs are plain files of this host. The path stays good
-// until the blob is deleted; the file must not be written to.
+// until the blob is deleted, or evicted by a Holder; the file must not be written to.
 type LocalPather interface {
 	LocalPath(ctx context.Context, d Digest) (string, error)
+}
+
+// Holder is a Store that drops blobs by itself, to make room for others. Hold keeps one from
+// that, whether it is there yet or not, until release is called; calling it again does nothing.
+type Holder interface {
+	Hold(d Digest) (release func())
 }
 
 // ReadAll reads a whole blob into memory and checks it, whatever the store.
@@ -179,14 +183,6 @@ func Copy(ctx context.Context, dst, src Store, d Digest) error {
 	}
 	defer r.Close()
 	return dst.Put(ctx, d, r)
-}
-
-func corrupt(want, got Digest) error {
-	return fmt.Errorf("blob %s: content is %s: %w", want, got, ErrCorrupt)
-}
-
-func notFound(d Digest) error {
-	return fmt.Errorf("blob %s: %w", d, ErrNotFound)
 }
 
 // span checks a range against a size and returns its length.

@@ -33,14 +33,20 @@ func TestConformance(t *testing.T) {
 		"Limited": func(t *testing.T) blob.Store {
 			return blob.NewLimited(new(blob.Memory), blob.Limits{BytesPerSecond: 1 << 31, Concurrent: 16})
 		},
-		"Cached": func(t *testing.T) blob.Store { return blob.NewCached(new(blob.Memory), new(blob.Memory)) },
+		"Cached": func(t *testing.T) blob.Store {
+			return blob.NewCached(new(blob.Memory), new(blob.Memory), blob.CacheOptions{})
+		},
+		"CachedBound": func(t *testing.T) blob.Store {
+			return blob.NewCached(openFolder(t), new(blob.Memory), blob.CacheOptions{Bytes: 2 << 20})
+		},
+		"Retrying": func(t *testing.T) blob.Store { return blob.NewRetrying(openFolder(t), blob.Retry{}) },
 		"CachedUnstaged": func(t *testing.T) blob.Store {
-			return blob.NewCached(struct{ blob.Store }{new(blob.Memory)}, new(blob.Memory))
+			return blob.NewCached(struct{ blob.Store }{new(blob.Memory)}, new(blob.Memory), blob.CacheOptions{})
 		},
 		"Faulty": func(t *testing.T) blob.Store { return blobtest.NewFaulty(new(blob.Memory)) },
 		"Tower": func(t *testing.T) blob.Store {
 			slow := blob.NewVerified(blob.NewLimited(new(blob.Memory), blob.Limits{Concurrent: 32}))
-			return blob.NewCached(openFolder(t), slow)
+			return blob.NewCached(openFolder(t), slow, blob.CacheOptions{})
 		},
 	} {
 		t.Run(name, func(t *testing.T) { blobtest.Run(t, newStore) })
@@ -117,7 +123,7 @@ func TestVerifiedFindsWrongBytes(t *testing.T) {
 
 func TestCachedFillsOnce(t *testing.T) {
 	fast, slow := new(blob.Memory), blobtest.NewFaulty(new(blob.Memory))
-	c := blob.NewCached(fast, slow)
+	c := blob.NewCached(fast, slow, blob.CacheOptions{})
 	data := blobtest.Data(2, 300_000)
 	d, err := blob.PutBytes(t.Context(), c, data)
 	if err != nil {
@@ -152,7 +158,7 @@ func TestCachedFillsOnce(t *testing.T) {
 func TestCachedOutlivesItsFastStore(t *testing.T) {
 	data := blobtest.Data(3, 300_000)
 	fast, slow := blobtest.NewFaulty(new(blob.Memory)), blobtest.NewFaulty(new(blob.Memory))
-	c := blob.NewCached(fast, slow)
+	c := blob.NewCached(fast, slow, blob.CacheOptions{})
 	d, err := blob.PutBytes(t.Context(), c, data)
 	if err != nil {
 		t.Fatal(err)
@@ -192,7 +198,7 @@ func TestCachedFillOutlivesFirstCaller(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		slow := blob.NewLimited(new(blob.Memory), blob.Limits{Latency: time.Minute})
 		fast := new(blob.Memory)
-		c := blob.NewCached(fast, slow)
+		c := blob.NewCached(fast, slow, blob.CacheOptions{})
 		data := blobtest.Data(4, 1000)
 		d, err := blob.PutBytes(t.Context(), c, data)
 		if err != nil {

@@ -9,7 +9,9 @@ import (
 	"iter"
 	"os"
 	"path/filepath"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -31,13 +33,25 @@ const (
 // sync fails, Put fails and yet the blob stays visible: it is whole, and taking it away
 // could rob another writer who was told that it is there. A repeated Put syncs again.
 //
+// A mount that other hosts share need not know hard links, flags of rename, locks or a sync
+// of folders; what it must do, and how to mount it, is in docs/stores.md. There a reader that
+// is open goes on after a Delete only as long as the mount lets it: NFS does for the host
+// that deletes and not for the others.
+//
 // LocalPath gives the blob file itself.
 type Folder struct {
 	dir     string
 	staging string
 
+	// shared: other hosts may change what is here, and this host may remember otherwise.
+	shared bool
+
 	// fans tells which fan-out folders are known to be there and durable.
 	fans [256]atomic.Bool
+
+	clock  sync.Mutex    // guards the two below; held across a probe
+	probed time.Time     // when the server's clock was last looked at
+	ahead  time.Duration // by how much it was
 
 	// fault is asked before every step that can fail; tests set it.
 	fault func(op string) error
@@ -47,6 +61,7 @@ var (
 	_ Store       = (*Folder)(nil)
 	_ Stager      = (*Folder)(nil)
 	_ LocalPather = (*Folder)(nil)
+	_ Keeper      = (*Folder)(nil)
 )
 
 // OpenFolder opens the store in dir and creates it if it is not there. It removes what
@@ -60,30 +75,46 @@ func OpenFolder(dir string) (*Folder, error) {
 	if err := f.init(); err != nil {
 		return nil, fmt.Errorf("open blob folder %s: %w", dir, err)
 	}
+	f.shared = !isLocal(dir)
 	f.sweep()
 	return f, nil
 }
 
-// init lays out a new folder. Nodes may do this at the same time: every step can be
-// repeated, and the format file comes last.
+// init lays out a new folder, or what is missing of one: a bucket that a server shows as a
+// folder has no empty folders. Nodes may do this at the same time: every step can be
+// repeated, and the format file comes last. Where nothing may be written the rest is for
+// reading.
 func (f *Folder) init() error {
 	format := filepath.Join(f.dir, formatName)
+	known := false
 	switch b, err := os.ReadFile(format); {
 	case err == nil && string(b) == folderFormat:
-		return nil
+		known = true
 	case err == nil:
 		return fmt.Errorf("unknown format %.40q", b)
 	case !errors.Is(err, fs.ErrNotExist):
-		return err
+		return system(err)
 	}
-	if err := os.MkdirAll(f.dir, 0o700); err != nil {
-		return err
-	}
-	for _, d := range []string{f.staging, filepath.Join(f.dir, blobsName)} {
-		if err := mkdir(d); err != nil {
-			return err
+	if !known {
+		if err := os.MkdirAll(f.dir, 0o700); err != nil {
+			return system(err)
 		}
 	}
+	for _, d := range []string{f.staging, filepath.Join(f.dir, blobsName)} {
+		if err := mkdir(d); err != nil && !(known && errors.Is(system(err), ErrDenied)) {
+			return system(err)
+		}
+	}
+	if known {
+		return nil
+	}
+	if err := f.writeFormat(format); err != nil {
+		return system(err)
+	}
+	return nil
+}
+
+func (f *Folder) writeFormat(format string) error {
 	tmp, err := os.CreateTemp(f.staging, "format-*")
 	if err != nil {
 		return err
@@ -120,6 +151,9 @@ func (f *Folder) Stat(ctx context.Context, d Digest) (Info, error) {
 		return Info{}, err
 	}
 	st, err := os.Stat(f.path(d))
+	if err != nil && f.refresh(d, err) {
+		st, err = os.Stat(f.path(d))
+	}
 	if err != nil {
 		return Info{}, lookup("stat", d, err)
 	}
@@ -131,40 +165,93 @@ func (f *Folder) Get(ctx context.Context, d Digest, off, n int64) (io.ReadCloser
 	if err := begin(ctx, d); err != nil {
 		return nil, err
 	}
-	file, err := os.Open(f.path(d))
+	file, err := f.open(d)
 	if err != nil {
-		return nil, lookup("open", d, err)
+		return nil, err
 	}
 	st, err := file.Stat()
 	if err != nil {
 		file.Close()
-		return nil, fmt.Errorf("stat blob %s: %w", d, err)
+		return nil, lookup("stat", d, err)
 	}
 	if n, err = span(d, st.Size(), off, n); err != nil {
 		file.Close()
 		return nil, err
 	}
-	if off != 0 {
-		if _, err := file.Seek(off, io.SeekStart); err != nil {
-			file.Close()
-			return nil, fmt.Errorf("seek blob %s: %w", d, err)
-		}
-	}
-	return &fileRange{r: io.LimitedReader{R: ctxReader{ctx, file}, N: n}, file: file}, nil
+	return &fileRange{folder: f, ctx: ctx, d: d, file: file, off: off, left: n}, nil
 }
 
+// open opens the file of a blob.
+func (f *Folder) open(d Digest) (*os.File, error) {
+	file, err := os.Open(f.path(d))
+	if err != nil && f.refresh(d, err) {
+		file, err = os.Open(f.path(d))
+	}
+	if err != nil {
+		return nil, lookup("open", d, err)
+	}
+	return file, nil
+}
+
+// refresh has this host ask the server about the folder of d when it did not find d, since
+// it may remember an absence from before another host put it there. It reports whether
+// looking again may help. Not every mount can be told; docs/stores.md says how to mount.
+func (f *Folder) refresh(d Digest, err error) bool {
+	if !f.shared || !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESTALE) {
+		return false
+	}
+	fan := filepath.Dir(f.path(d))
+	var st unix.Statx_t
+	for _, dir := range []string{filepath.Dir(fan), fan} {
+		unix.Statx(unix.AT_FDCWD, dir, unix.AT_STATX_FORCE_SYNC, unix.STATX_MTIME, &st) //nolint:errcheck // the second look tells
+	}
+	return true
+}
+
+// fileRange is a part of a blob file. On a shared mount the file may go stale below it when
+// another host replaces it by its equal: it goes on in the new one.
 type fileRange struct {
-	r    io.LimitedReader
-	file *os.File
+	folder *Folder
+	ctx    context.Context // of the Get, which governs the reads
+	d      Digest
+	file   *os.File
+	off    int64
+	left   int64
+	stale  bool // it was opened again and has given nothing since
 }
 
 func (r *fileRange) Read(p []byte) (int, error) {
-	n, err := r.r.Read(p)
-	if err == io.EOF && r.r.N > 0 {
-		// Somebody shortened the file below us.
-		err = io.ErrUnexpectedEOF
+	if r.ctx.Err() != nil {
+		return 0, context.Cause(r.ctx)
 	}
-	return n, err
+	if r.left == 0 {
+		return 0, io.EOF
+	}
+	if int64(len(p)) > r.left {
+		p = p[:r.left]
+	}
+	n, err := r.file.ReadAt(p, r.off)
+	if n == 0 && errors.Is(err, unix.ESTALE) && !r.stale {
+		file, oerr := r.folder.open(r.d)
+		if oerr != nil {
+			return 0, oerr
+		}
+		r.file.Close()
+		r.file, r.stale = file, true
+		n, err = r.file.ReadAt(p, r.off)
+	}
+	r.off += int64(n)
+	r.left -= int64(n)
+	if n > 0 {
+		r.stale = false
+	}
+	switch {
+	case n == len(p):
+		return n, nil
+	case err == io.EOF:
+		err = io.ErrUnexpectedEOF // somebody shortened the file below us
+	}
+	return n, fmt.Errorf("read blob %s: %w", r.d, system(err))
 }
 
 func (r *fileRange) Close() error { return r.file.Close() }
@@ -177,13 +264,13 @@ func (f *Folder) Put(ctx context.Context, d Digest, r io.Reader) error {
 	if _, err := os.Stat(f.path(d)); err == nil {
 		// Whoever wrote it may not have come to the sync yet, and our nil promises it.
 		if err := f.syncDir(d); err != nil {
-			return fmt.Errorf("sync folder of blob %s: %w", d, err)
+			return fmt.Errorf("sync folder of blob %s: %w", d, system(err))
 		}
 		return nil
 	}
 	s, err := f.stage()
 	if err != nil {
-		return fmt.Errorf("stage blob %s: %w", d, err)
+		return fmt.Errorf("stage blob %s: %w", d, system(err))
 	}
 	defer s.Abort() //nolint:errcheck // nothing to do about it
 	if _, err := io.CopyBuffer(struct{ io.Writer }{s}, ctxReader{ctx, r}, make([]byte, 256<<10)); err != nil {
@@ -203,7 +290,7 @@ func (f *Folder) Delete(ctx context.Context, d Digest) error {
 		return err
 	}
 	if err := os.Remove(f.path(d)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("delete blob %s: %w", d, err)
+		return fmt.Errorf("delete blob %s: %w", d, system(err))
 	}
 	return nil
 }
@@ -225,7 +312,7 @@ func (f *Folder) listOne(ctx context.Context, fan string, yield func(Info, error
 		return true
 	}
 	if err != nil {
-		yield(Info{}, fmt.Errorf("list blobs: %w", err))
+		yield(Info{}, fmt.Errorf("list blobs: %w", system(err)))
 		return false
 	}
 	defer dir.Close()
@@ -245,7 +332,7 @@ func (f *Folder) listOne(ctx context.Context, fan string, yield func(Info, error
 				continue // deleted meanwhile
 			}
 			if err != nil {
-				yield(Info{}, fmt.Errorf("list blobs: %w", err))
+				yield(Info{}, fmt.Errorf("list blobs: %w", system(err)))
 				return false
 			}
 			if !yield(Info{Digest: d, Size: st.Size()}, nil) {
@@ -256,7 +343,7 @@ func (f *Folder) listOne(ctx context.Context, fan string, yield func(Info, error
 			return true
 		}
 		if err != nil {
-			yield(Info{}, fmt.Errorf("list blobs: %w", err))
+			yield(Info{}, fmt.Errorf("list blobs: %w", system(err)))
 			return false
 		}
 	}
@@ -268,6 +355,22 @@ func (f *Folder) LocalPath(ctx context.Context, d Digest) (string, error) {
 		return "", err
 	}
 	return f.path(d), nil
+}
+
+// Busy reports whether anybody on this host has the file of d open: a reader, a mounted
+// layer. It is asked by taking a lease, which the kernel refuses then. Where a lease cannot be
+// had for another reason the answer is no, and a file that is deleted stays for who has it.
+func (f *Folder) Busy(d Digest) bool {
+	if d.Check() != nil {
+		return false
+	}
+	file, err := os.Open(f.path(d))
+	if err != nil {
+		return false
+	}
+	defer file.Close() // gives the lease back
+	_, err = unix.FcntlInt(file.Fd(), unix.F_SETLEASE, unix.F_WRLCK)
+	return errors.Is(err, unix.EAGAIN)
 }
 
 func (f *Folder) path(d Digest) string {
@@ -311,25 +414,6 @@ func (f *Folder) step(op string) error {
 	return f.fault(op)
 }
 
-// lookup wraps what the system said when it was asked for the file of d.
-func lookup(verb string, d Digest, err error) error {
-	if errors.Is(err, fs.ErrNotExist) {
-		return notFound(d)
-	}
-	return fmt.Errorf("%s blob %s: %w", verb, d, err)
-}
-
-// begin is what every call starts with.
-func begin(ctx context.Context, d Digest) error {
-	if err := d.Check(); err != nil {
-		return err
-	}
-	if ctx.Err() != nil {
-		return fmt.Errorf("blob %s: %w", d, context.Cause(ctx))
-	}
-	return nil
-}
-
 func syncDir(dir string) error {
 	d, err := os.Open(dir)
 	if err != nil {
@@ -337,8 +421,9 @@ func syncDir(dir string) error {
 	}
 	defer d.Close()
 	// Some network and FUSE mounts cannot sync a folder; there the server orders the rename.
-	if err := d.Sync(); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOTSUP) {
-		return err
+	err = d.Sync()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOTSUP) || errors.Is(err, unix.ENOSYS) {
+		return nil
 	}
-	return nil
+	return err
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/dsec-go/dsec/blob"
 	"github.com/dsec-go/dsec/blob/blobtest"
@@ -253,4 +254,92 @@ func TestFolderShared(t *testing.T) {
 	if names := staged(t, dir); len(names) != 0 {
 		t.Errorf("left in staging: %v", names)
 	}
+}
+
+// TestFolderDeleteIdle steps between the moments of a deletion.
+func TestFolderDeleteIdle(t *testing.T) {
+	data := blobtest.Data(1, 3000)
+	d := blob.Of(data)
+	old := time.Now().Add(-2 * time.Hour)
+	open := func(t *testing.T) (*blob.Folder, string) {
+		f, err := blob.OpenFolder(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := blob.PutBytes(t.Context(), f, data); err != nil {
+			t.Fatal(err)
+		}
+		path, err := f.LocalPath(t.Context(), d)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, old, old); err != nil {
+			t.Fatal(err)
+		}
+		return f, path
+	}
+	there := func(t *testing.T, f *blob.Folder, want bool) {
+		t.Helper()
+		b, err := blob.ReadAll(t.Context(), f, d)
+		if want && !bytes.Equal(b, data) || !want && !errors.Is(err, blob.ErrNotFound) {
+			t.Errorf("read %d bytes, %v; want it there: %v", len(b), err, want)
+		}
+	}
+	t.Run("touched before its name is taken", func(t *testing.T) {
+		f, _ := open(t)
+		f.SetFault(func(op string) error {
+			if op == "aside" {
+				return f.Touch(t.Context(), d)
+			}
+			return nil
+		})
+		if gone, err := f.DeleteIdle(t.Context(), d, time.Hour); gone || err != nil {
+			t.Errorf("gone %v, %v", gone, err)
+		}
+		there(t, f, true)
+	})
+	t.Run("touched after that", func(t *testing.T) {
+		f, _ := open(t)
+		f.SetFault(func(op string) error {
+			if op == "look" {
+				if err := f.Touch(t.Context(), d); !errors.Is(err, blob.ErrNotFound) {
+					t.Errorf("touch: %v, want ErrNotFound", err)
+				}
+			}
+			return nil
+		})
+		if gone, err := f.DeleteIdle(t.Context(), d, time.Hour); !gone || err != nil {
+			t.Errorf("gone %v, %v", gone, err)
+		}
+		there(t, f, false)
+	})
+	t.Run("put after that", func(t *testing.T) {
+		f, _ := open(t)
+		f.SetFault(func(op string) error {
+			if op == "look" {
+				f.SetFault(nil)
+				_, err := blob.PutBytes(t.Context(), f, data)
+				return err
+			}
+			return nil
+		})
+		if _, err := f.DeleteIdle(t.Context(), d, time.Hour); err != nil {
+			t.Error(err)
+		}
+		there(t, f, true)
+	})
+	t.Run("time in the future", func(t *testing.T) {
+		f, path := open(t)
+		future := time.Now().Add(1000 * time.Hour)
+		if err := os.Chtimes(path, future, future); err != nil {
+			t.Fatal(err)
+		}
+		if gone, err := f.DeleteIdle(t.Context(), d, time.Hour); gone || err != nil {
+			t.Errorf("gone %v, %v", gone, err)
+		}
+		st, err := os.Stat(path)
+		if err != nil || time.Until(st.ModTime()) > time.Minute {
+			t.Errorf("time is %v, %v", st.ModTime(), err)
+		}
+	})
 }

@@ -7,17 +7,20 @@ import (
 	"io"
 	"iter"
 	"sync"
+	"time"
 )
 
 // Memory is a Store in memory, for tests and simulations. Its zero value is empty and ready.
 type Memory struct {
 	mu    sync.RWMutex
 	blobs map[Digest][]byte // slices are never written to once they are in
+	times map[Digest]time.Time
 }
 
 var (
 	_ Store  = (*Memory)(nil)
 	_ Stager = (*Memory)(nil)
+	_ Keeper = (*Memory)(nil)
 )
 
 // Stat implements Store.
@@ -68,7 +71,34 @@ func (m *Memory) Delete(ctx context.Context, d Digest) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.blobs, d)
+	delete(m.times, d)
 	return nil
+}
+
+// Touch implements Keeper.
+func (m *Memory) Touch(ctx context.Context, d Digest) error {
+	if _, err := m.get(ctx, d); err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.times[d] = time.Now()
+	return nil
+}
+
+// DeleteIdle implements Keeper.
+func (m *Memory) DeleteIdle(ctx context.Context, d Digest, age time.Duration) (bool, error) {
+	if err := begin(ctx, d); err != nil {
+		return false, err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, ok := m.blobs[d]; !ok || time.Since(m.times[d]) < age {
+		return false, nil
+	}
+	delete(m.blobs, d)
+	delete(m.times, d)
+	return true, nil
 }
 
 // List implements Store.
@@ -117,10 +147,10 @@ func (m *Memory) add(d Digest, b []byte) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.blobs == nil {
-		m.blobs = make(map[Digest][]byte)
+		m.blobs, m.times = make(map[Digest][]byte), make(map[Digest]time.Time)
 	}
 	if _, ok := m.blobs[d]; !ok {
-		m.blobs[d] = b
+		m.blobs[d], m.times[d] = b, time.Now()
 	}
 }
 

@@ -47,6 +47,12 @@ func (s *projects) List(ctx context.Context) ([]dsec.Project, error) {
 	return each(a.GetProjects(), rpc.ProjectFromWire), err
 }
 
+func (s *projects) SetQuota(ctx context.Context, name dsec.ProjectID, q dsec.Quota) error {
+	r := &dsecv1.ProjectsSetQuotaRequest{Name: string(name), Quota: rpc.QuotaToWire(q)}
+	_, err := unary(ctx, s.core, to{op: "client.SetQuota", again: true}, s.rpc.SetQuota, r)
+	return err
+}
+
 func (s *projects) Remove(ctx context.Context, name dsec.ProjectID) error {
 	_, err := unary(ctx, s.core, to{op: "client.Remove"}, s.rpc.Remove, &dsecv1.ProjectsRemoveRequest{Name: string(name)})
 	return err

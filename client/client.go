@@ -44,6 +44,10 @@ type Config struct {
 	URL   string // "http://host:port", with a path if the server is below one
 	Token string // secret sent with every call
 
+	// Epoch of the job whose owner this client is: every call that has none of its own
+	// carries it, and is fenced by a later owner. 0 means no owner's.
+	Epoch uint64
+
 	// Transport carries the requests; default one of its own over HTTP/1.1, or
 	// HTTP/2 where TLS offers it.
 	Transport http.RoundTripper
@@ -100,14 +104,17 @@ func Open(c Config) (dsec.Services, error) {
 		connecthttp.WithCompressors(),
 		connecthttp.WithReadMaxBytes(0)) // a long listing is one message; the server is trusted
 	rc := connect.NewClient(transport)
-	core := &core{token: c.Token, agent: c.Agent, retry: c.Retry}
+	core := &core{token: c.Token, agent: c.Agent, epoch: c.Epoch, retry: c.Retry}
 	return dsec.Services{
 		Sandboxes:    &sandboxes{core, dsecv1.NewSandboxesClient(rc)},
+		Snapshots:    &snapshots{core, dsecv1.NewSnapshotsClient(rc)},
+		Screens:      &screens{core, dsecv1.NewScreensClient(rc)},
 		Commands:     &commands{core, dsecv1.NewCommandsClient(rc)},
 		Files:        &files{core, dsecv1.NewFilesClient(rc)},
 		Ports:        &ports{core, dsecv1.NewPortsClient(rc)},
 		Images:       &images{core, dsecv1.NewImagesClient(rc)},
 		Jobs:         &jobs{core, dsecv1.NewJobsClient(rc)},
+		Functions:    &functions{core, dsecv1.NewFunctionsClient(rc)},
 		Trajectories: &trajectories{core, dsecv1.NewTrajectoriesClient(rc)},
 		Tokens:       &tokens{core, dsecv1.NewTokensClient(rc)},
 		Projects:     &projects{core, dsecv1.NewProjectsClient(rc)},
@@ -119,6 +126,7 @@ func Open(c Config) (dsec.Services, error) {
 type core struct {
 	token string
 	agent string
+	epoch uint64
 	retry time.Duration
 }
 
@@ -157,7 +165,7 @@ func (c *core) headers(ctx context.Context, t to) context.Context {
 	if !t.step.IsZero() {
 		h.Set(rpc.HeaderStep, rpc.StepText(t.step))
 	}
-	if epoch := cmp.Or(t.epoch, dsec.EpochFrom(ctx)); epoch != 0 {
+	if epoch := cmp.Or(t.epoch, dsec.EpochFrom(ctx), c.epoch); epoch != 0 {
 		h.Set(rpc.HeaderEpoch, strconv.FormatUint(epoch, 10))
 	}
 	if t.key != "" {

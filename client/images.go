@@ -44,9 +44,25 @@ func (s *images) Upload(ctx context.Context, opt dsec.ImportOptions, r io.Reader
 	}, func() { msg.Name, msg.Role = "", "" }))
 }
 
-func (s *images) List(ctx context.Context) ([]dsec.Image, error) {
-	a, err := unary(ctx, s.core, to{op: "client.List", again: true}, s.rpc.List, &dsecv1.ImagesListRequest{})
-	return each(a.GetImages(), rpc.ImageFromWire), err
+func (s *images) Adopt(ctx context.Context, digest string, opt dsec.ImportOptions) (dsec.Image, error) {
+	q := &dsecv1.ImagesAdoptRequest{Digest: digest, Name: opt.Name, Role: string(opt.Role)}
+	return image(unary(ctx, s.core, to{op: "client.Adopt", again: true}, s.rpc.Adopt, q))
+}
+
+func (s *images) List(ctx context.Context, q dsec.ImageQuery) (dsec.ImagePage, error) {
+	a, err := unary(ctx, s.core, to{op: "client.List", again: true}, s.rpc.List, rpc.ImageQueryToWire(q))
+	return dsec.ImagePage{Images: each(a.GetImages(), rpc.ImageFromWire), Next: a.GetNext()}, err
+}
+
+func (s *images) Tag(ctx context.Context, name, tag string) (dsec.Image, error) {
+	return image(unary(ctx, s.core, to{op: "client.Tag"}, s.rpc.Tag, &dsecv1.ImagesTagRequest{Name: name, Tag: tag}))
+}
+
+func (s *images) Export(ctx context.Context, e dsec.Environment) (io.ReadCloser, error) {
+	q := &dsecv1.ImagesExportRequest{Base: e.Base, Workspace: e.Workspace, Toolkits: e.Toolkits}
+	return download(ctx, s.core, to{op: "client.Export", again: true}, func(ctx context.Context) (receiver[dsecv1.ImagesExportResponse], error) {
+		return s.rpc.Export(ctx, q)
+	}, (*dsecv1.ImagesExportResponse).GetData)
 }
 
 func (s *images) Inspect(ctx context.Context, name string) (dsec.Image, error) {
@@ -58,8 +74,8 @@ func (s *images) Remove(ctx context.Context, name string) error {
 	return err
 }
 
-func (s *images) Collect(ctx context.Context) (dsec.Collected, error) {
-	a, err := unary(ctx, s.core, to{op: "client.Collect"}, s.rpc.Collect, &dsecv1.ImagesCollectRequest{})
+func (s *images) Collect(ctx context.Context, opt dsec.CollectOptions) (dsec.Collected, error) {
+	a, err := unary(ctx, s.core, to{op: "client.Collect"}, s.rpc.Collect, &dsecv1.ImagesCollectRequest{Alone: opt.Alone})
 	return dsec.Collected{Blobs: int(a.GetBlobs()), Bytes: a.GetBytes()}, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -435,17 +436,43 @@ func TestImagesTokensProjectsNodes(t *testing.T) {
 		if _, err := n.Images.Upload(ctx, dsec.ImportOptions{Name: "u@1"}, strings.NewReader("")); dsec.KindOf(err) != dsec.Exists {
 			t.Errorf("Upload again: %v, want Exists", err)
 		}
-		direct, _ := n.Fake.Services().Images.List(ctx)
-		if all, err := n.Images.List(ctx); err != nil || !reflect.DeepEqual(all, direct) {
-			t.Errorf("List: %+v, %v, want %+v", all, err, direct)
+		for _, q := range []dsec.ImageQuery{{}, {Limit: 1, Usage: true}, {After: "1"}} {
+			direct, _ := n.Fake.Services().Images.List(ctx, q)
+			if page, err := n.Images.List(ctx, q); err != nil || !reflect.DeepEqual(page, direct) {
+				t.Errorf("List %+v: %+v, %v, want %+v", q, page, err, direct)
+			}
 		}
+		var refs []string
+		for i, err := range dsec.AllImages(ctx, n.Images, dsec.ImageQuery{Limit: 1}) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			refs = append(refs, i.Ref())
+		}
+		if !slices.Equal(refs, []string{"d@1", "u@1"}) {
+			t.Errorf("AllImages: %v", refs)
+		}
+		if x, err := n.Images.Tag(ctx, "u", "stable"); err != nil || !slices.Equal(x.Tags, []string{"stable"}) || x.Ref() != "u@1" {
+			t.Errorf("Tag: %+v, %v", x, err)
+		}
+		if x, err := n.Images.Adopt(ctx, "sha256:1", dsec.ImportOptions{Name: "a@1", Role: dsec.Toolkit}); err != nil || x.Role != dsec.Toolkit || x.Source != "layer sha256:1" {
+			t.Errorf("Adopt: %+v, %v", x, err)
+		}
+		r, err := n.Images.Export(ctx, dsec.Environment{Base: "d", Workspace: "w", Toolkits: []string{"t"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, err := io.ReadAll(r); err != nil || string(b) != "d w t" {
+			t.Errorf("Export: %q, %v", b, err)
+		}
+		r.Close()
 		if x, err := n.Images.Inspect(ctx, "u"); err != nil || !reflect.DeepEqual(x, i) {
 			t.Errorf("Inspect: %+v, %v", x, err)
 		}
 		if err := n.Images.Remove(ctx, "u"); err != nil {
 			t.Error(err)
 		}
-		if c, err := n.Images.Collect(ctx); err != nil || c != (dsec.Collected{Blobs: 2, Bytes: 5 << 32}) {
+		if c, err := n.Images.Collect(ctx, dsec.CollectOptions{Alone: true}); err != nil || c != (dsec.Collected{Blobs: 2, Bytes: 5 << 32}) {
 			t.Errorf("Collect: %+v, %v", c, err)
 		}
 		tok := dsec.Token{Name: "t", Project: "p", Rights: []dsec.Right{dsec.RightImages, dsec.RightAdmin}, Expires: time.Unix(2e9, 0).UTC()}
@@ -467,6 +494,16 @@ func TestImagesTokensProjectsNodes(t *testing.T) {
 		}
 		if l, err := n.Projects.List(ctx); err != nil || !reflect.DeepEqual(l, []dsec.Project{p}) {
 			t.Errorf("List: %+v, %v", l, err)
+		}
+		q := dsec.Quota{Sandboxes: 3, CPU: 0.5, Memory: 1 << 30, TTL: time.Hour}
+		if err := n.Projects.SetQuota(ctx, "p1", q); err != nil {
+			t.Error(err)
+		}
+		if err := n.Projects.SetQuota(ctx, "p2", q); dsec.KindOf(err) != dsec.NotFound {
+			t.Errorf("SetQuota of nothing: %v, want NotFound", err)
+		}
+		if l, err := n.Projects.List(ctx); err != nil || len(l) != 1 || l[0].Quota != q {
+			t.Errorf("List: %+v, %v, want %+v", l, err, q)
 		}
 		want, _ := n.Fake.Services().Nodes.Nodes(ctx)
 		if got, err := n.Nodes.Nodes(ctx); err != nil || !reflect.DeepEqual(got, want) {

@@ -19,6 +19,13 @@
 //	/dsec/projects/NAME     quota; NAME says what it is below
 //	/dsec/images/NAME@VER   what an image name stands for, for everybody
 //	/dsec/projectimages/PROJECT/NAME@VER  and for one project, whose slashes are colons here
+//	/dsec/imagetags/NAME@TAG        which version a tag stands for now
+//	/dsec/projectimagetags/PROJECT/NAME@TAG
+//
+// Beside these, and not in the mirror, are the list of snapshots and the profiles of layers:
+//
+//	/dsec-snapshots/ID      what it is a state of
+//	/dsec-profiles/DIGEST   the blob that says what of a layer is wanted first, plain
 //
 // What projects use of their quotas is counted in memory alone, by Ledger.
 //
@@ -53,6 +60,8 @@ const (
 	keyProjects = root + "projects/"
 	keyImages   = root + "images/"
 	keyOwn      = root + "projectimages/"
+	keyTags     = root + "imagetags/"
+	keyOwnTags  = root + "projectimagetags/"
 
 	format = "1"
 

@@ -352,9 +352,9 @@ func TestNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The other replica sees the same order.
-	eventually(t, "all names on the other replica", func() bool { return len(b.Names().List()) == 4 })
+	eventually(t, "all names on the other replica", func() bool { return len(list(t, b.Names())) == 4 })
 	var refs []string
-	for _, e := range b.Names().List() {
+	for _, e := range list(t, b.Names()) {
 		refs = append(refs, e.Ref())
 	}
 	if got, want := strings.Join(refs, " "), "lib/python@2 lib/python@10 lib/python@9 lib/python-dev@1"; got != want {
@@ -419,7 +419,7 @@ func TestNamesOfProjects(t *testing.T) {
 		wantKind(t, err, dsec.Conflict) // whose?
 		for project, want := range map[dsec.ProjectID]string{"pa": "own/x@2 own/x@1 shared/x@1", "pb": "only-b@1 own/x@1 shared/x@1", "pc": "shared/x@1"} {
 			var refs []string
-			for _, e := range names.Of(project).List() {
+			for _, e := range list(t, names.Of(project)) {
 				if strings.HasPrefix(e.Name, "own/") || strings.HasPrefix(e.Name, "only-") || strings.HasPrefix(e.Name, "shared/") {
 					refs = append(refs, e.Ref())
 				}

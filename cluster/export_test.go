@@ -1,6 +1,12 @@
 package cluster
 
-import "testing"
+import (
+	"context"
+	"slices"
+	"testing"
+
+	clientv3 "go.etcd.io/etcd/client/v3"
+)
 
 // RevokeLease takes the present lease away behind the registration's back.
 func (r *Registration) RevokeLease(t *testing.T) {
@@ -16,4 +22,18 @@ func (r *Registration) RevokeLease(t *testing.T) {
 	if err := r.c.mirror.wait(t.Context(), got.Header.Revision); err != nil && r.c.mirror.at() < got.Header.Revision {
 		t.Fatal(err)
 	}
+}
+
+// PutMany writes entries as they are, many at a time.
+func (n Names) PutMany(ctx context.Context, entries []Entry) error {
+	for batch := range slices.Chunk(entries, maxOps) {
+		var ops []clientv3.Op
+		for _, e := range batch {
+			ops = append(ops, clientv3.OpPut(imageKey{e.Project, e.Name}.key(e.Version), encode(e)))
+		}
+		if _, err := n.c.client.Txn(ctx).Then(ops...).Commit(); err != nil {
+			return err
+		}
+	}
+	return n.c.catchUp(ctx, "test")
 }

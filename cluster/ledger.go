@@ -99,6 +99,14 @@ func (l *Ledger) Used(p dsec.ProjectID) dsec.Share {
 	return dsec.Share{Sandboxes: int(u.sandboxes), CPU: float64(u.milli) / 1000, Memory: u.memory}
 }
 
+// Quota gives the quota of a project, or of what is made through the API of a sandbox; NotFound when
+// the project is gone.
+func (l *Ledger) Quota(p dsec.ProjectID) (dsec.Quota, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.quota(p)
+}
+
 // quota finds the quota of a project. Requires: l.mu held.
 func (l *Ledger) quota(p dsec.ProjectID) (dsec.Quota, error) {
 	q, ok := l.owned[p]

@@ -18,8 +18,9 @@ type Entry struct {
 	Creator string
 }
 
-// Names keeps the names of images: "name@version" stands for one digest for ever, "name" and
-// "name@latest" for the version that was put last. A name is everybody's, or that of one
+// Names keeps the names of images: "name@version" stands for one digest for ever, "name@tag" for
+// the version that it was given last, "name" and "name@latest" for the version that was put last. A
+// name is everybody's, or that of one
 // project, which no other sees. Names itself is the operator's view, Of a project's.
 type Names struct {
 	c       *Cluster
@@ -61,14 +62,21 @@ func (n Names) Put(ctx context.Context, e Entry) error {
 	if _, ok := n.newest(imageKey{"", e.Name}); ok && e.Project != "" {
 		return failf(op, dsec.Exists, "%s is the name of an image that is everybody's; project %s needs another", e.Name, e.Project)
 	}
+	e.Tags, e.Usage = nil, nil
 	key := k.key(e.Version)
 	for {
-		ok, err := n.c.commit(ctx, op, []clientv3.Cmp{absent(key)}, clientv3.OpPut(key, encode(e)))
+		ok, err := n.c.commit(ctx, op, []clientv3.Cmp{absent(key), absent(k.tag(e.Version))}, clientv3.OpPut(key, encode(e)))
 		if ok || err != nil {
 			return err
 		}
 		old, err := n.read(ctx, op, key)
 		if dsec.KindOf(err) == dsec.NotFound && err != nil {
+			if err := n.c.catchUp(ctx, op); err != nil {
+				return err
+			}
+			if version, ok := n.tag(k, e.Version); ok {
+				return failf(op, dsec.Exists, "%s is a tag of %s@%s already", e.Ref(), e.Name, version)
+			}
 			continue // just removed
 		}
 		if err != nil {
@@ -91,7 +99,7 @@ func (n Names) newest(k imageKey) (e Entry, ok bool) {
 	return e, ok
 }
 
-// Resolve returns the image of "name", "name@latest" or "name@version", from the mirror. A
+// Resolve returns the image of "name", "name@latest", "name@version" or "name@tag", from the mirror. A
 // project's own comes before that of one above, and everybody's last. The operator sees everybody's, and one that a single
 // project has; one of several is Conflict.
 func (n Names) Resolve(ref string) (Entry, error) {
@@ -100,11 +108,8 @@ func (n Names) Resolve(ref string) (Entry, error) {
 	var found []Entry
 	n.c.mirror.read(func(s *state) {
 		for _, k := range n.keys(s, name) {
-			for _, r := range s.images[k] {
-				if version == "" || version == dsec.LatestVersion || version == r.Version {
-					found = append(found, r.Entry)
-					break
-				}
+			if r, ok := s.find(k, version); ok {
+				found = append(found, s.tagged(k, r))
 			}
 		}
 	})
@@ -115,6 +120,25 @@ func (n Names) Resolve(ref string) (Entry, error) {
 		return Entry{}, severalOwners(op, ref)
 	}
 	return found[0], nil
+}
+
+// find gives the record of a version, of what a tag stands for, or, for none and "latest", of the
+// newest.
+func (s *state) find(k imageKey, version string) (imageRecord, bool) {
+	list := s.images[k]
+	if len(list) > 0 && (version == "" || version == dsec.LatestVersion) {
+		return list[0], true
+	}
+	i := slices.IndexFunc(list, func(r imageRecord) bool { return r.Version == version })
+	if i < 0 {
+		if to, ok := s.tags[k][version]; ok {
+			i = slices.IndexFunc(list, func(r imageRecord) bool { return r.Version == to })
+		}
+	}
+	if i < 0 {
+		return imageRecord{}, false
+	}
+	return list[i], true
 }
 
 // keys gives the keys of a name that n sees, the one that counts most first.
@@ -129,44 +153,55 @@ func (n Names) keys(s *state, name string) []imageKey {
 	case n.one:
 		return []imageKey{{"", name}}
 	}
-	var all []imageKey
-	for k := range s.images {
-		if k.name == name {
-			all = append(all, k)
-		}
-	}
-	slices.SortFunc(all, func(a, b imageKey) int { return cmp.Compare(a.project, b.project) })
-	return all
+	return s.owners[name]
 }
 
 func severalOwners(op, ref string) error {
 	return failf(op, dsec.Conflict, "several projects have an image called %.200q; only they can name theirs", ref)
 }
 
-// List returns all images by name, the newest version first, everybody's before a project's.
-func (n Names) List() []Entry {
-	var list []Entry
+// Layers gives how many names of n's view stand for each layer, all at one moment.
+func (n Names) Layers() map[string]int {
+	all := map[string]int{}
 	n.c.mirror.read(func(s *state) {
-		keys := make([]imageKey, 0, len(s.images))
-		for k := range s.images {
-			if !n.one || k.project == "" || n.project.Within(k.project) {
-				keys = append(keys, k)
-			}
-		}
-		slices.SortFunc(keys, func(a, b imageKey) int {
-			return cmp.Or(cmp.Compare(a.name, b.name), cmp.Compare(a.project, b.project))
-		})
-		for _, k := range keys {
-			for _, r := range s.images[k] {
-				list = append(list, r.Entry)
+		for k, list := range s.images {
+			if n.sees(k) {
+				for _, r := range list {
+					all[r.Digest]++
+				}
 			}
 		}
 	})
-	return list
+	return all
 }
 
-// Delete forgets "name@version", or with "name" alone its only version. It is NotFound if
-// there is none, and Conflict if there are several. A project can forget its own alone.
+// owner is a layer and whose name stands for it.
+type owner struct {
+	project dsec.ProjectID
+	digest  string
+}
+
+// owners gives all names of the cluster without the names.
+func (n Names) owners() (all []owner) {
+	n.c.mirror.read(func(s *state) {
+		all = make([]owner, 0, len(s.images))
+		for k, list := range s.images {
+			for _, r := range list {
+				all = append(all, owner{k.project, r.Digest})
+			}
+		}
+	})
+	return all
+}
+
+// sees reports whether a key is in n's view.
+func (n Names) sees(k imageKey) bool {
+	return !n.one || k.project == "" || n.project.Within(k.project)
+}
+
+// Delete forgets "name@version", "name@tag", or with "name" alone its only version. It is NotFound if
+// there is none, and Conflict if there are several or tags stand for it. A project can forget its
+// own alone.
 func (n Names) Delete(ctx context.Context, ref string) error {
 	const op = "cluster.DeleteName"
 	if err := dsec.CheckImageName(ref); err != nil {
@@ -183,32 +218,35 @@ func (n Names) Delete(ctx context.Context, ref string) error {
 		return failf(op, dsec.Denied, "image %s is not that of project %s", e.Ref(), n.project)
 	}
 	k := imageKey{e.Project, e.Name}
-	if _, version := dsec.SplitImageName(ref); version == "" {
+	_, version := dsec.SplitImageName(ref)
+	if _, ok := n.tag(k, version); ok && version != e.Version {
+		return n.untag(ctx, op, k, version)
+	}
+	if version == "" {
 		several := 0
 		n.c.mirror.read(func(s *state) { several = len(s.images[k]) })
 		if several > 1 {
 			return failf(op, dsec.Conflict, "image %s has %d versions; say which, as %s@VERSION", e.Name, several, e.Name)
 		}
 	}
-	ctx, cancel := context.WithTimeout(ctx, callLimit)
-	defer cancel()
-	resp, err := n.c.client.Delete(ctx, k.key(e.Version))
-	if err != nil {
-		return fail(op, err)
+	if len(e.Tags) > 0 {
+		return failf(op, dsec.Conflict, "image %s has the tags %s; move or remove them first", e.Ref(), strings.Join(e.Tags, ", "))
 	}
-	if resp.Deleted == 0 {
-		return failf(op, dsec.NotFound, "no image is called %.200q", ref)
+	// A tag that comes to stand for it meanwhile moves its revision.
+	key, at := k.key(e.Version), n.revision(k, e.Version)
+	ok, err := n.c.commit(ctx, op, []clientv3.Cmp{unchanged(key, at)}, clientv3.OpDelete(key))
+	if err == nil && !ok {
+		if err = n.c.catchUp(ctx, op); err == nil && n.revision(k, e.Version) == 0 {
+			return failf(op, dsec.NotFound, "no image is called %.200q", ref)
+		}
+		err = cmp.Or(err, failf(op, dsec.Conflict, "image %s has just been given a tag", e.Ref()))
 	}
-	return fail(op, n.c.mirror.wait(ctx, resp.Header.Revision))
+	return err
 }
 
 // Any reports whether a project has names of its own.
 func (n Names) Any(p dsec.ProjectID) (some bool) {
-	n.c.mirror.read(func(s *state) {
-		for k := range s.images {
-			some = some || k.project == p
-		}
-	})
+	n.c.mirror.read(func(s *state) { some = s.owned[p] > 0 })
 	return some
 }
 
@@ -218,8 +256,16 @@ func (n Names) Drop(ctx context.Context, p dsec.ProjectID) error {
 	if _, ok := p.Owner(); !ok {
 		return failf(op, dsec.Invalid, "project %.80q is not that of a sandbox", string(p))
 	}
-	_, err := n.c.commit(ctx, op, nil, clientv3.OpDelete(keyOwn+escape(p)+"/", clientv3.WithPrefix()))
+	_, err := n.c.commit(ctx, op, nil, dropNames(p)...)
 	return err
+}
+
+// dropNames deletes the names of a project and their tags.
+func dropNames(p dsec.ProjectID) []clientv3.Op {
+	return []clientv3.Op{
+		clientv3.OpDelete(keyOwn+escape(p)+"/", clientv3.WithPrefix()),
+		clientv3.OpDelete(keyOwnTags+escape(p)+"/", clientv3.WithPrefix()),
+	}
 }
 
 // checkOwner tells whether an image can be of a project: one that somebody made, or a sandbox's.

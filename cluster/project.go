@@ -101,8 +101,7 @@ func (p Projects) Create(ctx context.Context, pr dsec.Project) (dsec.Project, er
 	return p.view(pr.Name, made), nil
 }
 
-// SetQuota changes the bounds of a project. They must lie within those of the one above, and
-// no project below may have a larger one.
+// SetQuota implements dsec.Projects.
 func (p Projects) SetQuota(ctx context.Context, name dsec.ProjectID, q dsec.Quota) error {
 	const op = "cluster.SetQuota"
 	if err := q.Check(); err != nil {
@@ -195,7 +194,7 @@ func (p Projects) purge(ctx context.Context, op string, name dsec.ProjectID) err
 			}
 		}
 	})
-	ops = append(ops, clientv3.OpDelete(keyOwn+escape(name)+"/", clientv3.WithPrefix()))
+	ops = append(ops, dropNames(name)...)
 	for batch := range slices.Chunk(ops, maxOps) {
 		if _, err := p.c.commit(ctx, op, nil, batch...); err != nil {
 			return err
@@ -233,5 +232,5 @@ func (p Projects) read(ctx context.Context, op string, name dsec.ProjectID) (pro
 func fits(q, outer dsec.Quota) bool {
 	ok := func(in, out int64) bool { return out == 0 || in <= out }
 	return ok(int64(q.Sandboxes), int64(outer.Sandboxes)) && (outer.CPU == 0 || q.CPU <= outer.CPU) &&
-		ok(q.Memory, outer.Memory) && ok(int64(q.TTL), int64(outer.TTL))
+		ok(q.Memory, outer.Memory) && ok(q.Images, outer.Images) && ok(int64(q.TTL), int64(outer.TTL))
 }

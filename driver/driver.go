@@ -34,13 +34,45 @@ type Config struct {
 	Resources dsec.Resources // all fields set
 	Hostname  string
 	Guest     GuestConfig
+
+	// Cells asks for a guest that runs every command in a pristine room of its
+	// own, see Celler. A driver that cannot have it ignores this.
+	Cells bool
 }
 
-// Root is what the machine sees as its file system: either Dir, or Layers with
-// a writable layer of the driver's making on top.
+// Root is what the machine sees as its file system: one of Dir, Disk, and
+// layers with a writable layer of the driver's making on top. The layers come
+// in the form that the driver asks for, see Rooted.
 type Root struct {
-	Dir    string     // a folder used in place and writable; for tests and first steps
-	Layers []*os.File // detached read-only mounts, lowest first, shared with other machines
+	Dir    string       // a folder used in place and writable; for tests and first steps
+	Layers []*os.File   // FormMounts: detached read-only mounts, lowest first, shared with other machines
+	Files  []LayerFiles // FormFiles: the same as local files, lowest first
+	Disk   string       // FormDisk: path of a disk image, which is not written to
+}
+
+// LayerFiles is one layer as verified local files, which do not change while a
+// machine that was started from them is alive. Laid end to end, Meta and then
+// Data, they are one EROFS image without further devices: the flat form of
+// docs/formats/layer.md.
+type LayerFiles struct {
+	Digest string // of its manifest
+	Meta   string
+	Data   []string
+}
+
+// RootForm is how a driver wants an environment.
+type RootForm int
+
+// The forms of a Root.
+const (
+	FormMounts RootForm = iota // mounts of this kernel
+	FormFiles                  // files, for a kernel that mounts them itself
+	FormDisk                   // a whole disk image
+)
+
+// Rooted is a driver that wants another form than FormMounts.
+type Rooted interface {
+	RootForm() RootForm
 }
 
 // GuestConfig is what the guest needs to run commands: the defaults of those
@@ -148,7 +180,8 @@ type Pauser interface {
 	// Pause stops every process of the workload where it is and returns once
 	// all stand still; their timeouts do not pass meanwhile. When it fails the
 	// workload runs on. A machine that is gone is Conflict. The guest keeps
-	// answering, but what starts something waits for Resume.
+	// answering, but what starts something waits for Resume; where the guest
+	// stands still too, as in a virtual machine, every call waits.
 	Pause(ctx context.Context) error
 
 	// Resume lets the workload go on. When it fails the machine is still
@@ -168,6 +201,53 @@ type Reclaimer interface {
 	// without an error, when the machine is resumed or gone; one that is not
 	// paused gives nothing. At most one call at a time does anything.
 	Reclaim(ctx context.Context, target int64) (int64, error)
+}
+
+// SnapshotInfo describes a saved state.
+type SnapshotInfo struct {
+	Memory bool  // running processes are in it, not files alone
+	Bytes  int64 // that its files take on disk
+}
+
+// Snapshotter is a machine whose state can be saved while it lives. It stands
+// still for the shortest time that makes the state consistent, and runs on
+// after it, also when the saving failed. A paused machine can be saved too and
+// stays paused.
+type Snapshotter interface {
+	// Snapshot writes the state into dir, an empty folder that the caller made
+	// and owns: removing it is all that a failure needs. The files are the
+	// driver's own, complete in themselves but for the machine's Root, and say
+	// their version. A full disk is Exhausted.
+	Snapshot(ctx context.Context, dir string) (SnapshotInfo, error)
+}
+
+// Restorer is a driver that can start a machine from a saved state.
+type Restorer interface {
+	// Restore is Start from the files of a Snapshot, whose Root c must name; it
+	// is a new machine with an identity of its own: host name, machine ID, clock
+	// and random pool. What was running in it runs on if the snapshot holds
+	// memory. A damaged snapshot or one of another version is Invalid, with the
+	// version's name. The files are not changed and not needed after the return.
+	Restore(ctx context.Context, c Config, dir string) (Machine, error)
+}
+
+// Forker is a machine that can become several.
+type Forker interface {
+	// Fork starts one machine for each Config, whose Root and Resources are the
+	// parent's, as Restore from a snapshot of this moment does, sharing what the
+	// host can share. The parent runs on. Either all children are started or,
+	// with an error, nothing is left of any.
+	Fork(ctx context.Context, children []Config) ([]Machine, error)
+}
+
+// Screen is a machine that has a display, a keyboard and a pointer.
+type Screen interface {
+	// Screenshot gives what the display shows, as PNG.
+	Screenshot(ctx context.Context) ([]byte, error)
+
+	// Input plays events one after the other. A key or button that the machine
+	// does not have is Invalid, and none of the events is played.
+	Input(ctx context.Context, events []dsec.InputEvent) error
 }
 
 // Upper is a machine whose writable layer can be read from outside: what a

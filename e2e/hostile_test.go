@@ -130,8 +130,11 @@ func TestDiskLimit(t *testing.T) {
 	if ended.Cause != dsec.CauseDisk || ended.State == dsec.Running || !strings.Contains(ended.Detail, "8 MiB") {
 		t.Errorf("%s %s %q", ended.State, ended.Cause, ended.Detail)
 	}
-	_, err = n.Commands.Wait(ctx(t), on(sb.ID), st.ID)
-	wantKind(t, "wait for a command of it", err, dsec.Conflict)
+	end, err := n.Commands.Wait(ctx(t), on(sb.ID), st.ID)
+	must(t, err)
+	if end.Outcome != dsec.Interrupted || !strings.Contains(end.Detail, "disk") {
+		t.Errorf("its command: %s, %q", end.Outcome, end.Detail)
+	}
 	if r := n.run(nil, "wait", string(sb.ID)); !strings.Contains(r.out+r.err, "disk") {
 		t.Errorf("dsec wait says %q %q (%d)", r.out, r.err, r.code)
 	}

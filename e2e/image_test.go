@@ -117,7 +117,7 @@ func TestImportFromEverywhere(t *testing.T) {
 		}
 	}
 
-	before, err := n.Images.List(ctx(t))
+	before, err := n.Images.List(ctx(t), dsec.ImageQuery{})
 	must(t, err)
 	for _, c := range []struct{ name, source, text string }{
 		{"a text", write("text", []byte("this is no archive, however long it may be\n")), ""},
@@ -133,8 +133,8 @@ func TestImportFromEverywhere(t *testing.T) {
 			t.Errorf("%s: status %d, %q", c.name, r.code, r.err)
 		}
 	}
-	if after, err := n.Images.List(ctx(t)); err != nil || len(after) != len(before) {
-		t.Errorf("%d images became %d, %v", len(before), len(after), err)
+	if after, err := n.Images.List(ctx(t), dsec.ImageQuery{}); err != nil || len(after.Images) != len(before.Images) {
+		t.Errorf("%d images became %d, %v", len(before.Images), len(after.Images), err)
 	}
 	// A name that is taken by other content is kept.
 	r := n.run(nil, "image", "import", at("folder"), "--name", "from-0@"+versionOf(t, n, "from-0"))
@@ -184,7 +184,7 @@ func TestCommittedWorkspace(t *testing.T) {
 	}
 	// A name can go while it is in use.
 	n.dsec(t, "image", "rm", "kept@2")
-	_, err := n.Images.Collect(ctx(t))
+	_, err := n.Images.Collect(ctx(t), dsec.CollectOptions{})
 	must(t, err)
 	if r := n.sh(t, third.ID, "cat /work/more"); string(r.Out) != "more\n" {
 		t.Errorf("after a collection it reads %q %q", r.Out, r.Err)

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -98,5 +99,51 @@ func TestKilledUnderAJob(t *testing.T) {
 	}
 	if count[dsec.EventCreated] != many || count[dsec.EventPaused] != many || count[dsec.EventLease] != 1 || count[dsec.EventStopped] != many+1 {
 		t.Errorf("events: %v", count)
+	}
+}
+
+// TestLeaseSaysWhy: what a job's policy pauses or stops says that it was the lease, in its state,
+// its record and the events, so that nobody takes it for a call of a user.
+func TestLeaseSaysWhy(t *testing.T) {
+	n := shared(t)
+	for policy, state := range map[dsec.OnDisconnect]dsec.State{dsec.DisconnectPause: dsec.Paused, dsec.DisconnectStop: dsec.Stopped} {
+		id := dsec.JobID("why-" + string(policy))
+		j, err := n.Jobs.Create(ctx(t), dsec.JobSpec{ID: id, Lease: time.Second, OnDisconnect: policy}, dsec.CreateOptions{})
+		must(t, err)
+		spec := plain()
+		spec.Job = id
+		sb, err := n.Sandboxes.Create(dsec.WithEpoch(ctx(t), j.Epoch), spec, dsec.CreateOptions{})
+		must(t, err)
+		want := fmt.Sprintf("nobody holds the lease of job %s, epoch 1: its policy is %s", id, policy)
+		for {
+			if sb, err = n.Sandboxes.Get(ctx(t), sb.ID); err != nil || sb.State == state {
+				break
+			}
+			time.Sleep(10 * time.Millisecond)
+		}
+		must(t, err)
+		if state == dsec.Stopped && (sb.Cause != dsec.CauseLease || sb.Detail != want) {
+			t.Errorf("stopped by %q, %q", sb.Cause, sb.Detail)
+		}
+		for e, err := range n.Jobs.Events(ctx(t), id, dsec.JobEventOptions{Follow: true}) {
+			must(t, err)
+			if e.Sandbox != sb.ID || e.Type != dsec.EventPaused && e.Type != dsec.EventStopped {
+				continue
+			}
+			if e.Detail != want || e.Type == dsec.EventStopped && (e.Cause != dsec.CauseLease || !e.Retry) {
+				t.Errorf("event %+v, want %q", e, want)
+			}
+			break
+		}
+		told := false
+		for r, err := range n.Trajectories.Records(ctx(t), sb.ID, 0) {
+			must(t, err)
+			told = told || strings.Contains(string(r.Raw), want)
+		}
+		if !told {
+			t.Errorf("no record of %s has %q", sb.ID, want)
+		}
+		_, err = n.Sandboxes.Stop(ctx(t), sb.ID)
+		must(t, err)
 	}
 }

@@ -38,7 +38,7 @@ func TestCreateRefused(t *testing.T) {
 		{"many toolkits", func(s *dsec.Spec) { s.Environment.Toolkits = make([]string, dsec.MaxToolkits+1) }, dsec.Invalid},
 		{"unknown kind", func(s *dsec.Spec) { s.Kind = "zeppelin" }, dsec.Invalid},
 		{"microvm", func(s *dsec.Spec) { s.Kind = dsec.MicroVM }, dsec.Unsupported},
-		{"fullvm", func(s *dsec.Spec) { s.Kind = dsec.FullVM }, dsec.Unsupported},
+		{"fullvm without a disk", func(s *dsec.Spec) { s.Kind = dsec.FullVM }, dsec.Invalid},
 		{"network", func(s *dsec.Spec) { s.Network = "host" }, dsec.Unsupported},
 		{"no memory", func(s *dsec.Spec) { s.Resources.Memory = 1 }, dsec.Invalid},
 		{"negative memory", func(s *dsec.Spec) { s.Resources.Memory = -1 }, dsec.Invalid},

@@ -33,6 +33,9 @@ type node struct {
 	dir, data, home string
 	guest           string // its own name of the guest program, by which its processes are told
 	listen          string
+	flags           []string // further ones of dsec up
+	vars            []string // further variables of its processes
+	meminfo         string   // file that the node's processes see as /proc/meminfo; "" for the host's
 	proc            *exec.Cmd
 	exited          chan struct{}
 	log             buffer
@@ -65,6 +68,12 @@ func own(t *testing.T) *node {
 func unstarted(t *testing.T) *node {
 	t.Helper()
 	t.Parallel()
+	return fresh(t)
+}
+
+// fresh is unstarted for a test that has another node already.
+func fresh(t *testing.T) *node {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("feature root: a node makes namespaces and mounts")
 	}
@@ -90,9 +99,18 @@ func (n *node) importBusybox(t *testing.T) {
 // start runs dsec up until it serves.
 func (n *node) start() error {
 	n.proc = exec.Command(filepath.Join(programs, "dsec"), "up", "--data", n.data, "--guest", n.guest, "--listen", n.listen)
+	n.proc.Args = append(n.proc.Args, n.flags...)
+	if n.meminfo != "" {
+		// A mount namespace of its own: nobody else sees the figures.
+		line := `mount --make-rprivate / && mount --bind "$0" /proc/meminfo && exec "$@"`
+		n.proc = exec.Command("/bin/sh", append([]string{"-c", line, n.meminfo}, n.proc.Args...)...)
+	}
 	n.proc.Env = n.env()
 	n.proc.Stderr = &n.log
 	n.proc.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a Ctrl-C is for the test
+	if n.meminfo != "" {
+		n.proc.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+	}
 	out, err := n.proc.StdoutPipe()
 	if err != nil {
 		return err
@@ -314,7 +332,7 @@ func (n *node) get(t *testing.T, path string) (int, string) {
 
 // env is what the programs of a node's user see.
 func (n *node) env() []string {
-	return append(os.Environ(), "HOME="+n.home, "XDG_CONFIG_HOME=", "DSEC_URL=", "DSEC_TOKEN=")
+	return append(append(os.Environ(), "HOME="+n.home, "XDG_CONFIG_HOME=", "DSEC_URL=", "DSEC_TOKEN="), n.vars...)
 }
 
 // result is how a command line of dsec ended.

@@ -105,7 +105,12 @@ type replayReport struct {
 		Field, Recorded, Now string
 		Diff                 string
 	}
-	Files *struct{ Changed, Alike int }
+	NotCompared []struct {
+		Record         uint64
+		Operation, Why string
+	}
+	Files    *struct{ Changed, Alike int }
+	FilesWhy string
 }
 
 func (n *node) replay(t *testing.T, status int, args ...string) replayReport {
@@ -148,7 +153,7 @@ func TestReplayAlike(t *testing.T) {
 		t.Errorf("of the ended sandbox: %+v", again)
 	}
 	r := n.run(nil, "replay", string(sb.ID))
-	if want := fmt.Sprintf("%d of %d operations alike\n", rep.Operations, rep.Operations); r.code != 0 || r.out != want {
+	if want := fmt.Sprintf("%d of %d operations alike\nfiles not compared: the recorded sandbox has ended\n", rep.Operations, rep.Operations); r.code != 0 || r.out != want {
 		t.Errorf("status %d, %q, want %q", r.code, r.out, want)
 	}
 }
@@ -182,6 +187,24 @@ func TestReplayNamesTheDifference(t *testing.T) {
 	rep = n.replay(t, 1, string(sb.ID), "--clock", "2020-01-01T00:00:00Z", "--seed", "5")
 	if len(rep.Differences) != 3 || !strings.Contains(rep.Differences[1].Diff, "+551577836800") {
 		t.Errorf("with another clock and seed: %+v", rep.Differences)
+	}
+	// What has no end is told, and that the files still change.
+	_, err = n.Commands.Start(ctx(t), step(sb.ID, 8), dsec.Command{Argv: []string{"sleep", "1000"}})
+	must(t, err)
+	rep = n.replay(t, 1, string(sb.ID))
+	if rep.Operations != 3 || len(rep.NotCompared) != 1 || rep.NotCompared[0].Why != "it never ended" || !strings.Contains(rep.NotCompared[0].Operation, "sleep 1000") || rep.FilesWhy != "commands still run, which may change them" {
+		t.Errorf("with a command that never ended: %+v", rep)
+	}
+	r = n.run(nil, "replay", string(sb.ID))
+	for _, want := range []string{"not compared: #", "sleep 1000: it never ended\n", "files not compared: commands still run"} {
+		if !strings.Contains(r.out, want) {
+			t.Errorf("%q, want %q", r.out, want)
+		}
+	}
+	n.stop(t, sb.ID)
+	rep = n.replay(t, 1, string(sb.ID))
+	if len(rep.NotCompared) != 1 || rep.NotCompared[0].Why != "the end of the sandbox broke it off" || rep.FilesWhy != "the recorded sandbox has ended" {
+		t.Errorf("once it was broken off: %+v", rep)
 	}
 	if r := n.run(nil, "replay", "sbnone"); r.code != 125 {
 		t.Errorf("of nothing: status %d, %s", r.code, r.err)

@@ -5,7 +5,6 @@ import (
 	"io"
 	"iter"
 	"sync"
-	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
@@ -55,7 +54,7 @@ func (n *Node) touch(id dsec.SandboxID) (*entry, driver.Machine, error) {
 // use counts a call that begins. Requires: e.mu held.
 func (e *entry) use() {
 	e.calls++
-	e.lastUsed = time.Now().UnixNano()
+	e.lastUsed = e.clock.nano()
 }
 
 // usable says why nothing can be asked of e. Requires: e.mu held.
@@ -82,7 +81,7 @@ func endedError(what string, v verdict) error {
 
 // finish ends a call that begin began.
 func (e *entry) finish() {
-	now := time.Now().UnixNano()
+	now := e.clock.nano()
 	e.mu.Lock()
 	e.calls--
 	e.lastUsed = now

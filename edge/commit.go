@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -11,7 +12,8 @@ import (
 )
 
 // Commit writes the sandbox's changes as a workspace image, with the workload
-// frozen while its files are read. A second commit of the same sandbox
+// frozen while its files are read, no longer than Limits.CommitFreeze: beyond
+// that it goes on and the commit is Timeout. A second commit of the same sandbox
 // meanwhile is Conflict; the end of the sandbox ends its commit.
 func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, name string) (dsec.Image, error) {
 	img, err := n.commit(ctx, id, name)
@@ -106,8 +108,8 @@ func (n *Node) resolved(ctx context.Context, rec *record) (*dsec.Image, error) {
 	return &img, nil
 }
 
-// writeLayer freezes the workload, has the layer written, and lets the
-// workload go on whatever came of it.
+// writeLayer freezes the workload until its files are read, has the layer
+// written, and lets the workload go on whatever came of it.
 func (n *Node) writeLayer(ctx context.Context, u driver.Upper, m driver.Machine, src CommitSource) (img dsec.Image, err error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -124,20 +126,34 @@ func (n *Node) writeLayer(ctx context.Context, u driver.Upper, m driver.Machine,
 	}) {
 		return dsec.Image{}, errClosing
 	}
+	if p, ok := n.cfg.Committer.(Preparer); ok {
+		p.Prepare(ctx, src)
+	}
 	thaw, err := u.Freeze(ctx)
 	if err != nil {
 		return dsec.Image{}, causeOf(ctx, fmt.Errorf("freeze: %w", err))
 	}
+	limit := n.limits.CommitFreeze
+	timer := time.AfterFunc(limit, func() {
+		cancel(dsec.Errorf(dsec.Timeout, "the changes could not be read while the workload stood still for %v; it goes on", limit))
+	})
+	goOn := sync.OnceValue(func() error {
+		timer.Stop()
+		err := thaw()
+		select {
+		case <-m.Done(): // nothing is left to thaw
+			return nil
+		default:
+			return err
+		}
+	})
+	src.Read = func() { _ = goOn() } // its error comes below
 	img, err = n.cfg.Committer.Commit(ctx, src)
 	if err != nil {
 		err = causeOf(ctx, fmt.Errorf("write layer: %w", err))
 	}
-	if terr := thaw(); terr != nil {
-		select {
-		case <-m.Done(): // nothing is left to thaw
-		default:
-			err = errors.Join(err, fmt.Errorf("thaw: %w", terr))
-		}
+	if terr := goOn(); terr != nil {
+		err = errors.Join(err, fmt.Errorf("thaw: %w", terr))
 	}
 	if err == nil && ctx.Err() != nil {
 		// What was read while the sandbox went is not what it was.
@@ -150,7 +166,7 @@ func (e *entry) beginCommit() error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.commit {
-		return dsec.Errorf(dsec.Conflict, "another commit of the sandbox is under way")
+		return dsec.Errorf(dsec.Conflict, "another commit, snapshot or fork of the sandbox is under way")
 	}
 	e.commit = true
 	return nil

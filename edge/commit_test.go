@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
@@ -24,13 +25,16 @@ func (c committer) Commit(ctx context.Context, src edge.CommitSource) (dsec.Imag
 func TestCommit(t *testing.T) {
 	r := newRig(t, synthetic.Options{Upper: t.TempDir()})
 	var got edge.CommitSource
-	var frozen bool
+	var frozen, read bool
 	var id dsec.SandboxID
 	calls := 0
 	r.config = func(c *edge.Config) {
 		c.Committer = committer(func(_ context.Context, src edge.CommitSource) (dsec.Image, error) {
 			calls++
 			got, frozen = src, r.host.Frozen(id)
+			src.Read()
+			src.Read()
+			read = !r.host.Frozen(id) // the layer is still to be written
 			return dsec.Image{Digest: "sha256:new", Size: 5, Entries: 2}, nil
 		})
 	}
@@ -47,8 +51,8 @@ func TestCommit(t *testing.T) {
 	if img.Ref() != "work@2" || img.Role != dsec.Workspace || img.Digest != "sha256:new" || img.Size != 5 || img.Created.IsZero() || img.Config.Cwd != "/task" {
 		t.Errorf("image %+v", img)
 	}
-	if !frozen || r.host.Frozen(id) {
-		t.Errorf("frozen %v while the layer was written, %v afterwards", frozen, r.host.Frozen(id))
+	if !frozen || !read || r.host.Frozen(id) {
+		t.Errorf("frozen %v while it was read, running %v while the layer was written, frozen %v afterwards", frozen, read, r.host.Frozen(id))
 	}
 	if !slices.Equal(got.Layers, []string{"sha256:debian", "sha256:task"}) || got.Base == nil || got.Base.Digest != "sha256:task" || got.Dir == "" {
 		t.Errorf("committed from %+v", got)
@@ -176,3 +180,36 @@ func TestMeasureUpper(t *testing.T) {
 		t.Errorf("a machine without a writable layer has %d bytes, %v", n, err)
 	}
 }
+
+// A workload does not stand still for longer than the limit, however long the
+// reading takes.
+func TestCommitFreezeIsBounded(t *testing.T) {
+	r := newRig(t, synthetic.Options{Upper: t.TempDir()})
+	prepared := false
+	var id dsec.SandboxID
+	r.config = func(c *edge.Config) {
+		c.Limits.CommitFreeze = time.Millisecond
+		c.Committer = slowReader{committer(func(ctx context.Context, src edge.CommitSource) (dsec.Image, error) {
+			<-ctx.Done()
+			return dsec.Image{}, ctx.Err()
+		}), func() { prepared = !r.host.Frozen(id) }}
+	}
+	n := r.open()
+	defer r.close()
+	id = r.create(spec(), "").ID
+	_, err := n.Commit(t.Context(), id, "work@1")
+	wantKind(t, "slow commit", err, dsec.Timeout)
+	if r.host.Frozen(id) || !prepared {
+		t.Errorf("frozen afterwards: %v, prepared while it ran: %v", r.host.Frozen(id), prepared)
+	}
+	if _, err := r.names.Resolve(t.Context(), "", "work@1"); dsec.KindOf(err) != dsec.NotFound {
+		t.Errorf("what was not committed has a name: %v", err)
+	}
+}
+
+type slowReader struct {
+	committer
+	prepare func()
+}
+
+func (s slowReader) Prepare(context.Context, edge.CommitSource) { s.prepare() }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/snapshot"
 )
 
 // Names of the stages of a creation that are the edge's own.
@@ -36,8 +37,11 @@ type request struct {
 	until  int64 // how long the creator's token lasts, of one with an API; 0 for ever
 	spec   *sharedSpec
 	key    string
+	from   *snapshot.State // that it begins with; nil for none
 	stages []dsec.Stage
 	mark   time.Time // end of the last stage
+
+	reserved bool // of a fork's: counted by reserve
 }
 
 // stage records that a stage ends now.
@@ -68,14 +72,25 @@ func (n *Node) createOrFind(ctx context.Context, begin time.Time, spec dsec.Spec
 	if len(opt.Key) > dsec.MaxKeyBytes {
 		return nil, dsec.Errorf(dsec.Invalid, "key of %d bytes is longer than %d", len(opt.Key), dsec.MaxKeyBytes)
 	}
-	if n.drivers[spec.Kind] == nil {
-		return nil, dsec.Errorf(dsec.Unsupported, "this node has no sandboxes of kind %s", spec.Kind)
+	var from *snapshot.State
+	if spec.From != "" {
+		filled, st, err := n.fromSnapshot(ctx, spec)
+		if err != nil {
+			if e := n.keyOfGone(spec, opt.Key); e != nil && dsec.KindOf(err) == dsec.NotFound {
+				return e, nil
+			}
+			return nil, err
+		}
+		spec, from = filled, st
+	}
+	if err := n.offered(spec.Kind, from != nil); err != nil {
+		return nil, err
 	}
 	if err := n.delegable(spec); err != nil {
 		return nil, err
 	}
 	req := &request{
-		id: n.cfg.Keys.New(n.cfg.Place), begin: begin, mark: begin, until: until(ctx, spec), spec: n.intern.spec(spec), key: opt.Key,
+		id: n.cfg.Keys.New(n.cfg.Place), begin: begin, mark: begin, until: until(ctx, spec), spec: n.intern.spec(spec), key: opt.Key, from: from,
 	}
 	if opt.Key == "" {
 		return n.create(ctx, req)
@@ -96,6 +111,33 @@ func (n *Node) createOrFind(ctx context.Context, begin time.Time, spec dsec.Spec
 			return nil, context.Cause(ctx)
 		}
 	}
+}
+
+// offered is Unsupported for a kind that this node does not have, or that cannot
+// begin with a snapshot.
+func (n *Node) offered(kind dsec.Kind, saved bool) error {
+	d := n.drivers[kind]
+	if d == nil {
+		if why := n.cfg.Absent[kind]; why != nil {
+			return dsec.Errorf(dsec.Unsupported, "this node has no sandboxes of kind %s: %w", kind, why)
+		}
+		return dsec.Errorf(dsec.Unsupported, "this node has no sandboxes of kind %s", kind)
+	}
+	if _, ok := d.(driver.Restorer); saved && !ok {
+		return unable(kind, "begin with a snapshot")
+	}
+	return nil
+}
+
+// keyOfGone finds the sandbox of an earlier create from a snapshot that is gone.
+func (n *Node) keyOfGone(spec dsec.Spec, key string) *entry {
+	n.mu.RLock()
+	e := n.keys[keyID{spec.Project, key}]
+	n.mu.RUnlock()
+	if key == "" || e == nil || e.record().spec.spec.From != spec.From {
+		return nil
+	}
+	return e
 }
 
 // keyed is what a key stands for; one of its fields is set.
@@ -196,8 +238,12 @@ func (n *Node) create(ctx context.Context, req *request) (*entry, error) {
 			n.give(req.id, req.spec)
 		}
 	}()
-	env, err := n.resolve(ctx, req.spec.spec)
-	if err != nil {
+	var env environment
+	var err error
+	if req.from != nil {
+		g := req.from.Guest
+		env = environment{layers: req.from.Layers, guest: driver.GuestConfig{Env: g.Env, Cwd: g.Cwd, User: g.User}}
+	} else if env, err = n.resolve(ctx, req.spec.spec); err != nil {
 		return nil, err
 	}
 	if err := n.room(); err != nil {
@@ -229,19 +275,22 @@ func (n *Node) create(ctx context.Context, req *request) (*entry, error) {
 	n.follow(e, m)
 	n.events.Created(CreatedEvent{
 		ID: e.id, Kind: req.spec.spec.Kind, Project: req.spec.spec.Project, Job: req.spec.spec.Job, Key: req.key,
-		Took: rec.took, Stages: req.stages,
+		From: req.spec.spec.From, Took: rec.took, Stages: req.stages,
 	})
 	return e, nil
 }
 
 // announce puts a sandbox into the table as one that is being created.
 func (n *Node) announce(req *request, env environment, cancel context.CancelCauseFunc) (*entry, error) {
-	now := time.Now()
+	now := n.clock.now()
 	rec := &record{
 		spec: req.spec, layers: n.intern.digests(env.digests()), key: req.key, state: dsec.Creating,
 		created: now.UnixNano(), expires: now.Add(req.spec.spec.TTL).UnixNano(), until: req.until,
 	}
-	e := &entry{id: req.id, rec: rec, cancel: cancel, lastUsed: now.UnixNano()}
+	if req.spec.spec.From != "" {
+		rec.from = &env.guest
+	}
+	e := &entry{id: req.id, clock: n.clock, rec: rec, cancel: cancel, lastUsed: now.UnixNano()}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing { // since it was let into the queue
@@ -257,22 +306,23 @@ func (n *Node) announce(req *request, env environment, cancel context.CancelCaus
 // start mounts the environment and starts the machine. What it returns beside
 // an error is still to be given back.
 func (n *Node) start(ctx context.Context, req *request, env environment, e *entry) (m driver.Machine, release func(), err error) {
-	ctx, cancel := context.WithTimeoutCause(ctx, n.limits.StartTimeout,
-		dsec.Errorf(dsec.Timeout, "the sandbox did not start within %v", n.limits.StartTimeout))
+	limit := n.startTimeout(req.spec.spec.Kind)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, dsec.Errorf(dsec.Timeout, "the sandbox did not start within %v", limit))
 	defer cancel()
 	spec := req.spec.spec
-	layers, release, err := n.cfg.Roots.Acquire(ctx, env.digests())
+	root, release, err := n.root(ctx, n.drivers[spec.Kind], env.digests())
 	if err != nil {
 		return nil, nil, causeOf(ctx, fmt.Errorf("mount environment: %w", err))
 	}
 	req.stage(StageLayers)
-	host := spec.Hostname
-	if host == "" {
-		host = string(e.id[:12])
+	c := driver.Config{
+		ID: e.id, Root: root, Resources: spec.Resources, Hostname: hostname(spec, e.id), Guest: n.withDoor(e.id, spec, env.guest),
 	}
-	m, err = n.drivers[spec.Kind].Start(ctx, driver.Config{
-		ID: e.id, Root: driver.Root{Layers: layers}, Resources: spec.Resources, Hostname: host, Guest: n.withDoor(e.id, spec, env.guest),
-	})
+	if req.from != nil {
+		m, err = n.restore(ctx, req, c)
+	} else {
+		m, err = n.drivers[spec.Kind].Start(ctx, c)
+	}
 	if err != nil {
 		return nil, release, causeOf(ctx, err)
 	}
@@ -290,6 +340,51 @@ func (n *Node) start(ctx context.Context, req *request, env environment, e *entr
 		req.stage(StageCheck)
 	}
 	return m, release, nil
+}
+
+// bootFactor is how much longer a machine with firmware may take to start than
+// others: it boots a whole operating system, emulated where the host has no KVM.
+const bootFactor = 5
+
+func (n *Node) startTimeout(kind dsec.Kind) time.Duration {
+	if kind == dsec.FullVM {
+		return bootFactor * n.limits.StartTimeout
+	}
+	return n.limits.StartTimeout
+}
+
+// hostname gives the host name of a sandbox. A copy must not be taken for its
+// original or another copy, and the beginning of an ID is much the same on a
+// node: its name is from where the ID is random.
+func hostname(s dsec.Spec, id dsec.SandboxID) string {
+	switch {
+	case s.Hostname != "":
+		return s.Hostname
+	case s.From != "":
+		return string(id[:2] + id[12:22])
+	}
+	return string(id[:12])
+}
+
+// root makes an environment what a driver wants.
+func (n *Node) root(ctx context.Context, d driver.Driver, digests []string) (driver.Root, func(), error) {
+	form := driver.FormMounts
+	if r, ok := d.(driver.Rooted); ok {
+		form = r.RootForm()
+	}
+	files, able := n.cfg.Roots.(FileRoots)
+	switch {
+	case form == driver.FormMounts:
+		layers, release, err := n.cfg.Roots.Acquire(ctx, digests)
+		return driver.Root{Layers: layers}, release, err
+	case !able:
+		return driver.Root{}, nil, dsec.Errorf(dsec.Unsupported, "this node gives sandboxes of kind %s no files", d.Kind())
+	case form == driver.FormFiles:
+		layers, release, err := files.AcquireFiles(ctx, digests)
+		return driver.Root{Files: layers}, release, err
+	}
+	path, release, err := files.AcquireDisk(ctx, digests[0])
+	return driver.Root{Disk: path}, release, err
 }
 
 // inhabitable is Invalid when the user or the folder that s asks for is not in
@@ -331,7 +426,7 @@ func causeOf(ctx context.Context, err error) error {
 
 // establish writes the record of a started machine and makes it the sandbox's.
 func (n *Node) establish(req *request, e *entry, m driver.Machine, release func()) (*record, error) {
-	now := time.Now()
+	now := n.clock.now()
 	e.mu.Lock()
 	rec := *e.rec
 	e.mu.Unlock()
@@ -386,7 +481,7 @@ func (n *Node) abandon(e *entry, m driver.Machine, release func(), cause error) 
 		n.remove(e)
 		n.alive--
 		rec := *e.rec
-		rec.state, rec.ended = dsec.Failed, time.Now().UnixNano()
+		rec.state, rec.ended = dsec.Failed, n.clock.nano()
 		rec.verdict = judge(dsec.CauseAdmission, cause.Error())
 		e.rec = &rec
 		e.letGo()

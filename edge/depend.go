@@ -6,6 +6,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/snapshot"
 )
 
 // Journal is the node's write-ahead log as the edge needs it. Package journal
@@ -50,6 +51,37 @@ type Roots interface {
 	Acquire(ctx context.Context, digests []string) (layers []*os.File, release func(), err error)
 }
 
+// FileRoots is Roots for kinds that mount an environment themselves.
+type FileRoots interface {
+	// AcquireFiles gives the verified local files of each layer, lowest first,
+	// which stay until release is called; it may be called twice.
+	AcquireFiles(ctx context.Context, digests []string) (layers []driver.LayerFiles, release func(), err error)
+
+	// AcquireDisk gives the path of a disk image, which stays until release is
+	// called; it may be called twice.
+	AcquireDisk(ctx context.Context, digest string) (path string, release func(), err error)
+}
+
+// ByDigest is Names that finds an image by its digest too, with Config and Role
+// set, whatever names it has.
+type ByDigest interface {
+	ByDigest(ctx context.Context, digest string) (dsec.Image, error)
+}
+
+// Saved keeps the states of sandboxes: a snapshot.Store.
+type Saved interface {
+	// Put keeps the files of a folder and gives the state its ID and size.
+	Put(ctx context.Context, st snapshot.State, dir string) (snapshot.State, error)
+	// Get finds a state; NotFound if there is none.
+	Get(ctx context.Context, id dsec.SnapshotID) (snapshot.State, error)
+	// Fetch writes the files of a state into an empty folder.
+	Fetch(ctx context.Context, id dsec.SnapshotID, dir string) error
+	// List gives all, newest first. The slice is the caller's.
+	List(ctx context.Context) ([]dsec.Snapshot, error)
+	// Remove deletes a state.
+	Remove(ctx context.Context, id dsec.SnapshotID) error
+}
+
 // Quota holds projects to what they may have. Every living sandbox is counted
 // once, by Take or Keep, until Give. It is called for every create: it must be
 // quick, and exact under concurrency.
@@ -76,7 +108,8 @@ type Door interface {
 
 // CommitSource is what a Committer makes a layer from.
 type CommitSource struct {
-	Dir    string   // folder of the writable layer, frozen while the call runs
+	Dir    string   // folder of the writable layer, frozen until Read is called
+	Read   func()   // says that Dir has been read; may be called more than once, or never
 	IDBase uint32   // host uid that is the sandbox's uid 0
 	Layers []string // digests of what lies below, lowest first
 	Base   *dsec.Image
@@ -90,6 +123,12 @@ type CommitSource struct {
 // until the name is registered, or a collection some time later.
 type Committer interface {
 	Commit(ctx context.Context, src CommitSource) (dsec.Image, error)
+}
+
+// Preparer is a Committer that makes what it will read quick to read, while the
+// workload still runs.
+type Preparer interface {
+	Prepare(ctx context.Context, src CommitSource)
 }
 
 // DoneNotifier is a machine that calls back when it is gone. Without it the

@@ -71,7 +71,7 @@ func (n *Node) measureRound(ctx context.Context, from uint64) (next uint64, whol
 
 // measure measures e if that is due, and ends it if it is too large.
 func (n *Node) measure(ctx context.Context, e *entry) {
-	now := time.Now().UnixNano()
+	now := n.clock.nano()
 	e.mu.Lock()
 	m := e.machine
 	stale := e.busy() || e.lastUsed >= e.measured || now-e.measured >= int64(diskRest)

@@ -13,11 +13,15 @@ import (
 // environment is what a Spec's references came to.
 type environment struct {
 	images []dsec.Image // lowest first
+	layers []string     // instead of images, of a copy
 	guest  driver.GuestConfig
 }
 
 // digests lists the layers, lowest first.
 func (e environment) digests() []string {
+	if e.layers != nil {
+		return e.layers
+	}
 	d := make([]string, len(e.images))
 	for i, img := range e.images {
 		d[i] = img.Digest
@@ -30,11 +34,18 @@ func (e environment) digests() []string {
 func (n *Node) resolve(ctx context.Context, s dsec.Spec) (environment, error) {
 	var env environment
 	seen := map[string]string{}
+	base := dsec.Base
+	if s.Kind == dsec.FullVM {
+		base = dsec.Disk
+		if len(s.Environment.Parts()) > 1 {
+			return env, dsec.Errorf(dsec.Invalid, "a sandbox of kind %s has a disk image and nothing over it", s.Kind)
+		}
+	}
 	for i, name := range s.Environment.Parts() {
 		role := dsec.Toolkit
 		switch {
 		case i == 0:
-			role = dsec.Base
+			role = base
 		case i == 1 && s.Environment.Workspace != "":
 			role = dsec.Workspace
 		}
@@ -43,7 +54,7 @@ func (n *Node) resolve(ctx context.Context, s dsec.Spec) (environment, error) {
 			return environment{}, err
 		}
 		if img.Role != role {
-			return environment{}, dsec.Errorf(dsec.Invalid, "image %s is a %s and cannot be the %s", img.Ref(), img.Role, role)
+			return environment{}, dsec.Errorf(dsec.Invalid, "image %s is a %s and cannot be the %s of a sandbox of kind %s", img.Ref(), img.Role, role, s.Kind)
 		}
 		if other, twice := seen[img.Digest]; twice {
 			return environment{}, dsec.Errorf(dsec.Invalid, "images %s and %s are the same layer", other, img.Ref())

@@ -4,13 +4,16 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
 )
 
 // Events are called at what happens on a node, for logs and metrics. Each may
 // be nil, is called from any goroutine, and must not block or call the Node.
 type Events struct {
 	Created      func(CreatedEvent)
+	Saved        func(SavedEvent)
 	Refused      func(RefusedEvent)
+	Ending       func(EndingEvent) // before a guest goes; may block for a moment, and call it
 	Ended        func(EndedEvent)
 	Adopted      func(AdoptedEvent)
 	StopFailed   func(id dsec.SandboxID, err error) // it is tried again
@@ -31,8 +34,18 @@ type CreatedEvent struct {
 	Project dsec.ProjectID
 	Job     dsec.JobID
 	Key     string
+	From    string // the snapshot or sandbox that it is a copy of; empty for none
 	Took    time.Duration
 	Stages  []dsec.Stage
+}
+
+// SavedEvent is a sandbox of which a snapshot was taken.
+type SavedEvent struct {
+	ID       dsec.SandboxID
+	Snapshot dsec.SnapshotID
+	Project  dsec.ProjectID
+	Bytes    int64
+	Took     time.Duration
 }
 
 // RefusedEvent is a create that did not lead to a sandbox.
@@ -40,6 +53,12 @@ type RefusedEvent struct {
 	Kind  dsec.Kind
 	Error error
 	Took  time.Duration
+}
+
+// EndingEvent is a running sandbox that is about to be ended.
+type EndingEvent struct {
+	ID    dsec.SandboxID
+	Guest driver.Guest
 }
 
 // EndedEvent is a sandbox that ended.
@@ -108,8 +127,14 @@ func (e Events) withDefaults() Events {
 	if e.Created == nil {
 		e.Created = func(CreatedEvent) {}
 	}
+	if e.Saved == nil {
+		e.Saved = func(SavedEvent) {}
+	}
 	if e.Refused == nil {
 		e.Refused = func(RefusedEvent) {}
+	}
+	if e.Ending == nil {
+		e.Ending = func(EndingEvent) {}
 	}
 	if e.Ended == nil {
 		e.Ended = func(EndedEvent) {}

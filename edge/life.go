@@ -52,7 +52,7 @@ func (n *Node) beginEnd(e *entry, v verdict) (end *ending, begun bool) {
 	if e.rec.verdict.cause != "" {
 		v = e.rec.verdict // decided by an earlier attempt
 	}
-	e.ending = &ending{verdict: v, begin: time.Now(), done: make(chan struct{})}
+	e.ending = &ending{verdict: v, begin: e.clock.now(), done: make(chan struct{})}
 	if e.machine == nil {
 		if e.cancel != nil {
 			e.cancel(errStopped)
@@ -94,13 +94,16 @@ func (n *Node) finish(e *entry, end *ending) {
 		})
 	}
 	e.mu.Lock()
-	m := e.machine
+	m, stands := e.machine, e.rec.state == dsec.Paused
 	e.mu.Unlock()
+	if !end.itself && !stands {
+		n.events.Ending(EndingEvent{ID: e.id, Guest: m.Guest()})
+	}
 	// Also a machine that ended by itself: Stop returns when nothing is left.
 	if err := m.Stop(n.life); err != nil {
 		n.giveUp(e, end, err)
 		n.events.StopFailed(e.id, err)
-		n.timers.set(e, time.Now().Add(stopRetry).UnixNano())
+		n.timers.set(e, n.clock.now().Add(stopRetry).UnixNano())
 		return
 	}
 	var exit driver.Exit
@@ -136,7 +139,7 @@ func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 	if release != nil {
 		release()
 	}
-	now := time.Now()
+	now := n.clock.now()
 	u := exit.Usage
 	u.Commands, u.Pids, u.Memory = 0, 0, 0
 	created := rec.state == dsec.Creating // it has no record yet
@@ -215,7 +218,7 @@ func (n *Node) follow(e *entry, m driver.Machine) {
 
 // tell notes how many commands run.
 func (e *entry) tell(running int) {
-	now := time.Now().UnixNano()
+	now := e.clock.nano()
 	e.mu.Lock()
 	e.running = int32(running)
 	e.lastUsed = now
@@ -239,7 +242,7 @@ func (n *Node) gone(e *entry, m driver.Machine) {
 // schedule sets the time at which e is to be looked at.
 func (n *Node) schedule(e *entry) {
 	e.mu.Lock()
-	due, ok := e.dueAt(time.Now().UnixNano())
+	due, ok := e.dueAt(n.clock.nano())
 	e.mu.Unlock()
 	if ok {
 		n.timers.set(e, due)
@@ -269,7 +272,7 @@ func (e *entry) busy() bool { return e.calls > 0 || e.running != 0 || e.commit }
 
 // fire looks at an entry whose time has come.
 func (n *Node) fire(e *entry) {
-	now := time.Now().UnixNano()
+	now := n.clock.nano()
 	e.mu.Lock()
 	due, ok := e.dueAt(now)
 	var end *ending

@@ -31,10 +31,14 @@ type Config struct {
 	Quota     Quota                       // default: nothing is bounded
 	Door      Door                        // default: Spec.API is Unsupported
 	Committer Committer                   // default: Commit is Unsupported
+	Snapshots Saved                       // default: snapshots are Unsupported, and what begins with one
+	Temp      string                      // folder for states on their way; default the host's
+	Absent    map[dsec.Kind]error         // why kinds without a driver have none; default unknown
 	Measure   Measure                     // default: the drivers enforce disk limits
 	Features  func() []dsec.FeatureStatus // default none
 	Events    Events                      // default none
 	Limits    Limits                      // default by the host
+	Warm      WarmLimits                  // of machines for function calls; default by the host
 	Keep      time.Duration               // how long ended records are kept; default 24 h
 	DiskEvery time.Duration               // pause between two rounds of Measure; default 2 s
 	Compact   int                         // appended records that lead to a checkpoint; default 20,000
@@ -52,6 +56,7 @@ type Limits struct {
 	DiskReserve    int64         // bytes that stay free; default 1/20 of the disk, at most 2 GiB
 	TaskReserve    int           // processes and threads that stay free; default 1/16 of the host's
 	MemoryPressure float64       // share of time waited for memory above which creates are refused; default 60
+	CommitFreeze   time.Duration // longest that a workload stands still for a commit; default 30 s
 
 	// When idle sandboxes are paused for their memory; see pressure.go.
 	PausePressure float64       // share of time waited for memory from which it begins; default 15, negative never
@@ -71,6 +76,7 @@ func (l Limits) withDefaults(h HostSample) Limits {
 	set(&l.DiskReserve, min(h.Disk/20, 2<<30))
 	set(&l.TaskReserve, h.MaxTasks/16)
 	set(&l.MemoryPressure, 60)
+	set(&l.CommitFreeze, 30*time.Second)
 	set(&l.PausePressure, 15)
 	set(&l.PauseRelief, l.PausePressure/3)
 	set(&l.PauseWater, h.Memory/10)
@@ -93,10 +99,13 @@ type Node struct {
 	drivers map[dsec.Kind]driver.Driver
 	gauge   gauge
 	intern  interner
+	clock   *clock
 	timers  *timers
 	gate    gate
 	enders  chan struct{} // slots of ends that nobody waits for
 	reclaim *reclaims
+
+	functions *functions // nil without a driver of kind fncall
 
 	life context.Context // of what outlives a request: ends, keyed creates; Close ends it
 	kill context.CancelCauseFunc
@@ -114,7 +123,8 @@ type Node struct {
 	byID     map[dsec.SandboxID]*entry
 	keys     map[keyID]*entry
 	creating map[keyID]*creation
-	order    []*entry // by ord, oldest first
+	flights  map[string]*flight // keyed calls under way, by operation and key
+	order    []*entry           // by ord, oldest first
 	nextOrd  uint64
 	alive    int // entries that are not ended, and creates in the queue
 	tombs    tombstones
@@ -127,7 +137,8 @@ type Node struct {
 type entry struct {
 	id      dsec.SandboxID
 	ord     uint64
-	earlier bool // of an earlier epoch; set before anything runs
+	clock   *clock // of the node
+	earlier bool   // of an earlier epoch; set before anything runs
 
 	mu       sync.Mutex
 	rec      *record
@@ -139,7 +150,7 @@ type entry struct {
 	lastUsed int64
 	calls    int32 // in progress
 	running  int32 // commands, as the guest tells; unknown (-1) counts as busy
-	commit   bool  // a commit is under way
+	commit   bool  // a commit, a snapshot or a fork is under way
 	turn     *turn // a pause or resume under way
 	disk     int64 // as measured last
 	measured int64 // when
@@ -210,12 +221,13 @@ func newNode(cfg Config) (*Node, error) {
 		cfg:      cfg,
 		events:   cfg.Events.withDefaults(),
 		drivers:  map[dsec.Kind]driver.Driver{},
-		timers:   newTimers(),
+		clock:    newClock(),
 		enders:   make(chan struct{}, enderSlots),
 		reclaim:  newReclaims(),
 		byID:     map[dsec.SandboxID]*entry{},
 		keys:     map[keyID]*entry{},
 		creating: map[keyID]*creation{},
+		flights:  map[string]*flight{},
 		settled:  make(chan struct{}),
 	}
 	for _, d := range cfg.Drivers {
@@ -224,6 +236,7 @@ func newNode(cfg Config) (*Node, error) {
 		}
 		n.drivers[d.Kind()] = d
 	}
+	n.timers = newTimers(n.clock.nano)
 	n.gauge.host = cfg.Host
 	sample, err := n.gauge.sample()
 	if err != nil {
@@ -231,13 +244,20 @@ func newNode(cfg Config) (*Node, error) {
 	}
 	n.limits = cfg.Limits.withDefaults(sample)
 	n.gate = newGate(n.limits)
+	if n.drivers[dsec.FnCall] != nil {
+		n.functions = &functions{n, newWarm(n, cfg.Warm)}
+	}
 	n.life, n.kill = context.WithCancelCause(context.Background())
 	return n, nil
 }
 
 // Services offers what a node has; Images and Tokens come from elsewhere.
 func (n *Node) Services() dsec.Services {
-	return dsec.Services{Sandboxes: n, Commands: commands{n}, Files: files{n}, Ports: ports{n}, Nodes: n}
+	s := dsec.Services{Sandboxes: n, Commands: commands{n}, Files: files{n}, Ports: ports{n}, Nodes: n, Snapshots: snapshots{n}, Screens: screens{n}}
+	if n.functions != nil {
+		s.Functions = n.functions
+	}
+	return s
 }
 
 // spawn runs f in a goroutine that Close waits for. It reports false, and runs
@@ -278,7 +298,7 @@ func (n *Node) Run(ctx context.Context) error {
 		case now := <-second.C:
 			if now.Sub(pruned) >= time.Minute {
 				pruned = now
-				n.prune(now)
+				n.prune(n.clock.now())
 			}
 			if now.Sub(maintained) < pause {
 				continue
@@ -313,6 +333,9 @@ func (n *Node) halt() bool {
 	n.closing, n.closed = true, true
 	n.mu.Unlock()
 	n.kill(errClosing)
+	if n.functions != nil {
+		n.functions.close()
+	}
 	n.work.Wait()
 	return was
 }
@@ -360,6 +383,9 @@ func (n *Node) Layers() map[string]int {
 			}
 		}
 		e.mu.Unlock()
+	}
+	if n.functions != nil {
+		n.functions.inUse(used)
 	}
 	return used
 }

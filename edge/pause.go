@@ -76,10 +76,15 @@ func (t *turn) await(ctx context.Context) error {
 func (n *Node) stand(ctx context.Context, e *entry, m driver.Machine, detail string) error {
 	begin := time.Now()
 	p := m.(driver.Pauser) //nolint:forcetypeassert // whoever began the turn has looked
+	var whole int64        // what comes back with the pause itself
+	if _, later := m.(driver.Reclaimer); !later {
+		u, _ := m.Usage(ctx) //nolint:errcheck // a figure for people
+		whole = u.Memory
+	}
 	if err := p.Pause(ctx); err != nil {
 		return err
 	}
-	at := time.Now().UnixNano()
+	at := n.clock.nano()
 	if err := n.append(change{Op: opPaused, ID: e.id, At: at}, func() { e.change(func(r *record) *record { return r.pausedAt(at) }) }); err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), turnTimeout)
 		defer cancel()
@@ -87,6 +92,10 @@ func (n *Node) stand(ctx context.Context, e *entry, m driver.Machine, detail str
 		return err
 	}
 	n.events.Paused(PausedEvent{ID: e.id, Detail: detail, Took: time.Since(begin)})
+	if whole > 0 {
+		n.mark(change{Op: opReclaimed, ID: e.id, At: at, Reclaimed: whole}, e, func(r *record) *record { return r.gaveBack(at, whole) })
+		n.events.Reclaimed(ReclaimedEvent{ID: e.id, Bytes: whole, Took: time.Since(begin)})
+	}
 	n.reclaim.add(e)
 	return nil
 }
@@ -96,7 +105,7 @@ func (n *Node) stand(ctx context.Context, e *entry, m driver.Machine, detail str
 // cannot be written holds nobody up, since an edge that finds the opposite
 // believes the machine.
 func (n *Node) goOn(ctx context.Context, e *entry, m driver.Machine, detail string) error {
-	begin := time.Now()
+	begin := n.clock.now()
 	since, reclaimed := e.record().paused, e.record().reclaimed
 	n.mark(change{Op: opResumed, ID: e.id}, e, (*record).goingOn)
 	if err := m.(driver.Pauser).Resume(ctx); err != nil { //nolint:forcetypeassert // it was paused
@@ -106,7 +115,7 @@ func (n *Node) goOn(ctx context.Context, e *entry, m driver.Machine, detail stri
 		n.mark(change{Op: opPaused, ID: e.id, At: since}, e, func(r *record) *record { return r.pausedAt(since) })
 		return err
 	}
-	now := time.Now()
+	now := n.clock.now()
 	e.mu.Lock()
 	e.lastUsed = now.UnixNano()
 	e.mu.Unlock()
@@ -200,7 +209,7 @@ func (n *Node) pauseOnce(ctx context.Context, e *entry) (bool, error) {
 		return paused, err
 	}
 	if begun {
-		n.carry(e, m, t, "")
+		n.carry(e, m, t, dsec.ReasonFrom(ctx).Detail)
 	}
 	if err := t.await(ctx); err != nil {
 		return false, err

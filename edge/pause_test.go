@@ -499,3 +499,25 @@ func TestPressure(t *testing.T) {
 		}
 	})
 }
+
+// TestPressureOnMachines pauses machines that give their memory back by being
+// paused, as virtual machines do.
+func TestPressureOnMachines(t *testing.T) {
+	inFakeTime(t, synthetic.Options{Kind: dsec.MicroVM, Whole: true}, func(c *edge.Config) { c.Limits.PauseIdle = time.Minute }, func(t *testing.T, r *rig) {
+		s := spec()
+		s.Kind = dsec.MicroVM
+		sb := r.create(s, "")
+		r.host.SetUsage(sb.ID, dsec.Usage{Memory: 200 << 20})
+		sleep(2 * time.Minute)
+		r.figures.change(func(h *edge.HostSample) { h.Pressure.Memory = 16; h.Available = 7 << 30 })
+		sleep(1100 * time.Millisecond)
+		got := r.get(sb.ID)
+		if got.State != dsec.Paused || got.Reclaimed != 200<<20 {
+			t.Errorf("it is %s and gave %d bytes back", got.State, got.Reclaimed)
+		}
+		r.figures.change(func(h *edge.HostSample) { *h = roomy() })
+		if out := r.exec(sb.ID, "echo awake"); out != "awake\n" {
+			t.Errorf("it says %q", out)
+		}
+	})
+}

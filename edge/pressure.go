@@ -187,7 +187,7 @@ func (n *Node) idlest() []*entry {
 		e  *entry
 		at int64
 	}
-	limit := time.Now().Add(-n.limits.PauseIdle).UnixNano()
+	limit := n.clock.now().Add(-n.limits.PauseIdle).UnixNano()
 	var all []used
 	n.mu.RLock()
 	for _, e := range n.order {
@@ -209,7 +209,8 @@ func (n *Node) idlest() []*entry {
 // mayPause reports whether e may be paused without anybody asking for it.
 // Requires: e.mu held.
 func (e *entry) mayPause() bool {
-	_, able := e.machine.(driver.Reclaimer)
+	// One that pauses and does not reclaim gives all back when it pauses.
+	_, able := e.machine.(driver.Pauser)
 	return able && e.rec.state == dsec.Running && e.turn == nil && e.usable() == nil && !e.busy()
 }
 
@@ -221,7 +222,7 @@ func (e *entry) candidate(ctx context.Context) (sched.Candidate, bool) {
 		return sched.Candidate{}, false
 	}
 	u, err := m.Usage(ctx)
-	return sched.Candidate{ID: e.id, Idle: time.Duration(time.Now().UnixNano() - used), Memory: u.Memory, Busy: busy}, err == nil
+	return sched.Candidate{ID: e.id, Idle: time.Duration(e.clock.nano() - used), Memory: u.Memory, Busy: busy}, err == nil
 }
 
 // pauseIdle pauses e if it is still idle. Whatever is asked of it from here on

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
 )
 
 // recordVersion is the format of the edge's journal records. A journal of a
@@ -56,6 +57,10 @@ type change struct {
 	Reclaimed int64 `json:"reclaimed,omitempty"`
 
 	Labels map[string]string `json:"labels,omitempty"` // set over those of Spec
+
+	// Guest is what commands of a copy have by default; of others it follows from
+	// Spec and images.
+	Guest *driver.GuestConfig `json:"guest,omitempty"`
 }
 
 type stage struct {
@@ -121,6 +126,8 @@ type record struct {
 	reclaimed int64 // bytes, while state is Paused
 
 	labels map[string]string // set over those of spec, an empty one takes it away; immutable
+
+	from *driver.GuestConfig // of a copy; immutable
 }
 
 // pausedAt gives r as it is while it stands still.
@@ -157,7 +164,7 @@ type verdict struct {
 func judge(cause dsec.Cause, detail string) verdict {
 	v := verdict{dsec.Failed, cause, detail}
 	switch cause {
-	case dsec.CauseUser, dsec.CauseTTL, dsec.CauseIdle, dsec.CauseEvicted, dsec.CauseNodeDown, dsec.CauseOwner:
+	case dsec.CauseUser, dsec.CauseTTL, dsec.CauseIdle, dsec.CauseEvicted, dsec.CauseNodeDown, dsec.CauseLease, dsec.CauseOwner:
 		v.state = dsec.Stopped
 	case dsec.CauseNodeLost:
 		v.state = dsec.LostGone
@@ -172,7 +179,7 @@ func (r *record) change(id dsec.SandboxID, lastUsed int64) change {
 	c := change{
 		Op: opCreated, ID: id, At: r.created, Spec: r.spec.json, Layers: *r.layers, Key: r.key, Took: r.took,
 		Expires: r.expires, Until: r.until, LastUsed: lastUsed, Cause: r.verdict.cause, Detail: r.verdict.detail,
-		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed, Labels: r.labels,
+		Ended: r.ended, Usage: r.usage, Paused: r.paused, Reclaimed: r.reclaimed, Labels: r.labels, Guest: r.from,
 	}
 	if r.verdict.cause != "" {
 		c.State = r.verdict.state

@@ -123,7 +123,7 @@ func (n *Node) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Duration)
 	if err := n.mayExtend(e, ttl); err != nil {
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
 	}
-	expires := time.Now().Add(ttl).UnixNano()
+	expires := n.clock.now().Add(ttl).UnixNano()
 	over := false
 	err = n.append(change{Op: opExtended, ID: id, Expires: expires}, func() {
 		e.mu.Lock()
@@ -155,7 +155,8 @@ func (n *Node) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error
 	if err != nil {
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
 	}
-	if end := n.end(e, judge(dsec.CauseUser, ""), somebodyWaits); end != nil {
+	why := dsec.ReasonFrom(ctx)
+	if end := n.end(e, judge(why.Cause, why.Detail), somebodyWaits); end != nil {
 		select {
 		case <-end.done:
 			if end.err != nil {

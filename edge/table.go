@@ -204,7 +204,7 @@ func (n *Node) revive(c change) (*entry, error) {
 	}
 	r := &record{
 		spec: n.intern.spec(spec), layers: n.intern.digests(c.Layers), key: c.Key, state: dsec.Running,
-		created: c.At, expires: c.Expires, until: c.Until, ended: c.Ended, took: c.Took, usage: c.Usage, labels: c.Labels,
+		created: c.At, expires: c.Expires, until: c.Until, ended: c.Ended, took: c.Took, usage: c.Usage, labels: c.Labels, from: c.Guest,
 	}
 	if c.Cause != "" {
 		r.verdict = verdict{c.State, c.Cause, n.intern.name(c.Detail)}
@@ -219,7 +219,7 @@ func (n *Node) revive(c change) (*entry, error) {
 	for _, s := range c.Stages {
 		r.stages = append(r.stages, dsec.Stage{Name: n.intern.name(s.Name), Took: s.Took})
 	}
-	return &entry{id: c.ID, rec: r, lastUsed: max(c.LastUsed, c.At)}, nil
+	return &entry{id: c.ID, clock: n.clock, rec: r, lastUsed: max(c.LastUsed, c.At)}, nil
 }
 
 // insert puts e into the table as its newest. Requires: n.mu held, or nothing

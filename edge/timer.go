@@ -13,9 +13,10 @@ type timers struct {
 	mu   sync.Mutex
 	heap timerHeap
 	wake chan struct{} // the earliest time may have changed
+	now  func() int64
 }
 
-func newTimers() *timers { return &timers{wake: make(chan struct{}, 1)} }
+func newTimers(now func() int64) *timers { return &timers{wake: make(chan struct{}, 1), now: now} }
 
 // set makes e due at the time, replacing the one set before.
 func (t *timers) set(e *entry, at int64) {
@@ -63,7 +64,7 @@ func (t *timers) run(ctx context.Context, fire func(*entry)) {
 	clock := time.NewTimer(time.Hour)
 	defer clock.Stop()
 	for {
-		e, wait := t.next(time.Now().UnixNano())
+		e, wait := t.next(t.now())
 		if e != nil {
 			fire(e)
 			if ctx.Err() != nil {

@@ -31,9 +31,24 @@ type BlobOptions struct {
 	// 16 MiB of file data padded with zeros to size bytes, a whole number of
 	// blocks. The device it returns needs its Tag and Blocks.
 	Lookup func(sum Sum, size int) (d *Device, block uint32, ok bool)
+	// Laid, if set, is told of each piece that this blob holds, in the order in
+	// which they lie in it, end to end, and so without gaps.
+	Laid func(sum Sum, size int)
 	// Limit bounds the blob's size in bytes; 0 is the format's 16 TiB.
 	Limit int64
+	// Sums says who makes the sums of chunks.
+	Sums Sums
 }
+
+// Sums says who makes the sums of a blob's chunks.
+type Sums int
+
+const (
+	// Summed has Finish return them.
+	Summed Sums = iota
+	// Unsummed leaves them to the writer, which gets pieces as they come.
+	Unsummed
+)
 
 // A Blob lays file contents into one data blob, written sequentially to w,
 // finding equal contents on the way. It serves one goroutine.
@@ -79,21 +94,39 @@ func (b *Blob) Finish() (size int64, chunks []Sum, err error) {
 	return b.size, b.sums, b.err
 }
 
+// Size is the number of bytes laid so far.
+func (b *Blob) Size() int64 { return b.size }
+
+// Device is the blob as trees point into it.
+func (b *Blob) Device() *Device { return b.dev }
+
 // SetTag names the blob's device; without it a tree that points into the blob
 // encodes with a nameless device.
 func (b *Blob) SetTag(tag string) { b.dev.Tag = tag }
 
 func (b *Blob) flush() {
 	b.sums = append(b.sums, sha256.Sum256(b.chunk))
-	if _, err := b.w.Write(b.chunk); err != nil {
-		b.err = fmt.Errorf("write blob: %w", err)
-	}
+	b.write(b.chunk)
 	b.chunk = b.chunk[:0]
 }
 
-// add stores a whole number of blocks and returns where they are.
-func (b *Blob) add(data []byte) (place, error) {
+func (b *Blob) write(data []byte) {
+	if b.err != nil {
+		return
+	}
+	if _, err := b.w.Write(data); err != nil {
+		b.err = fmt.Errorf("write blob: %w", err)
+	}
+}
+
+// add stores a whole number of blocks and returns where they are, and their sum.
+func (b *Blob) add(data []byte) (place, Sum, error) {
 	key := pieceKey{sha256.Sum256(data), len(data)}
+	p, err := b.place(key, data)
+	return p, key.sum, err
+}
+
+func (b *Blob) place(key pieceKey, data []byte) (place, error) {
 	if p, ok := b.pieces[key]; ok {
 		return p, nil
 	}
@@ -110,6 +143,10 @@ func (b *Blob) add(data []byte) (place, error) {
 	p := place{b.dev, uint32(b.size >> blockBits)}
 	b.size += int64(len(data))
 	b.dev.Blocks += uint32(len(data) >> blockBits)
+	if b.opts.Sums == Unsummed {
+		b.write(data)
+		data = nil
+	}
 	for len(data) > 0 && b.err == nil {
 		n := copy(b.chunk[len(b.chunk):ChunkSize], data)
 		b.chunk = b.chunk[:len(b.chunk)+n]
@@ -119,6 +156,9 @@ func (b *Blob) add(data []byte) (place, error) {
 		}
 	}
 	b.pieces[key] = p
+	if b.opts.Laid != nil {
+		b.opts.Laid(key.sum, key.size)
+	}
 	return p, b.err
 }
 
@@ -132,6 +172,7 @@ type contents struct {
 	cur     int64 // start of the piece in the buffer, or -1
 	full    []bool
 	extents []Extent
+	pieces  []byte // of the file: where, and the sum
 }
 
 type density int
@@ -211,10 +252,12 @@ func (c *contents) flush() error {
 			u++
 		}
 		run := buf[lo:min(int64(u)*c.unit, length)]
-		p, err := c.b.add(run)
+		p, sum, err := c.b.add(run)
 		if err != nil {
 			return err
 		}
+		c.pieces = le.AppendUint64(c.pieces, uint64(c.cur+lo)>>blockBits)
+		c.pieces = append(c.pieces, sum[:]...)
 		c.append(Extent{
 			File: uint64(c.cur+lo) >> blockBits, Count: uint64(len(run)) >> blockBits,
 			Device: p.dev, Start: p.block,
@@ -236,12 +279,14 @@ func (c *contents) append(x Extent) {
 	c.extents = append(c.extents, x)
 }
 
-// finish returns the extents of the whole file.
-func (c *contents) finish() ([]Extent, error) {
+// finish gives the file its contents.
+func (c *contents) finish(n *Inode) error {
 	if err := c.flush(); err != nil {
-		return nil, err
+		return err
 	}
-	return c.extents, nil
+	n.Extents = c.extents
+	n.Contents = sha256.Sum256(c.pieces)
+	return nil
 }
 
 var zeros [BlockSize]byte

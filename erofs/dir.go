@@ -225,8 +225,7 @@ func (w *dirWalk) file(dir int, name string, st *unix.Stat_t, n *Inode) error {
 		}
 		off = end
 	}
-	n.Extents, err = c.finish()
-	return err
+	return c.finish(n)
 }
 
 // dataRange returns the next range of data at or after off. Where the file
@@ -290,23 +289,30 @@ func (w *dirWalk) drops(name string) bool {
 	return name != XattrOpaque && name != XattrRedirect && name != XattrMetacopy
 }
 
+// Parts of a file capability, as attribute.
+const capV2, capV3, capMask, capV2Size = 0x02000000, 0x03000000, 0xff000000, 20
+
+func isACL(name string) bool { return strings.HasPrefix(name, "system.posix_acl_") }
+
+// mapACL changes the ids that an ACL names, in place.
+func mapACL(v []byte, to func(uint32) uint32) {
+	const head, entry, user, group = 4, 8, 2, 8
+	for at := head; at+entry <= len(v); at += entry {
+		if tag := le.Uint16(v[at:]); tag == user || tag == group {
+			le.PutUint32(v[at+4:], to(le.Uint32(v[at+4:])))
+		}
+	}
+}
+
 // shift undoes the namespace's ids inside attribute values: the owners in ACLs,
 // and the root a file capability is valid for.
 func (w *dirWalk) shift(name string, v []byte) []byte {
 	if w.opts.IDs == (IDRange{}) {
 		return v
 	}
-	const (
-		aclHead, aclEntry, aclUser, aclGroup = 4, 8, 2, 8
-		capV2, capV3, capMask, capV2Size     = 0x02000000, 0x03000000, 0xff000000, 20
-	)
 	switch {
-	case strings.HasPrefix(name, "system.posix_acl_"):
-		for at := aclHead; at+aclEntry <= len(v); at += aclEntry {
-			if tag := le.Uint16(v[at:]); tag == aclUser || tag == aclGroup {
-				le.PutUint32(v[at+4:], w.opts.IDs.back(le.Uint32(v[at+4:])))
-			}
-		}
+	case isACL(name):
+		mapACL(v, w.opts.IDs.back)
 	case name == "security.capability" && len(v) == capV2Size+4:
 		magic := le.Uint32(v)
 		if magic&capMask == capV3 && le.Uint32(v[capV2Size:]) == w.opts.IDs.Base {

@@ -5,8 +5,8 @@
 // It does: build a [Tree] from a tar stream ([FromTar]) or a folder
 // ([FromDir]) while streaming file contents once into a [Blob]; join trees
 // with overlay semantics ([Merge], [Fold]); turn a tree into a metadata image
-// ([Tree.Encode]) and back ([Decode]). It does not mount anything, compress,
-// store blobs, or read file contents back.
+// ([Tree.Encode]) and back ([Decode]), or into a folder ([Tree.WriteDir]). It
+// does not mount anything, compress or store blobs.
 //
 // Invariants:
 //

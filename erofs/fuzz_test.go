@@ -108,7 +108,7 @@ func FuzzFromTar(f *testing.F) {
 	f.Add(tarOf(f, entry{name: "a/b", body: "x"}, entry{name: "a/.wh.c"}, entry{name: "l", kind: '2', link: "a"}, entry{name: "l/b", kind: '1', link: "a/b"}).Bytes())
 	f.Fuzz(func(t *testing.T, b []byte) {
 		blob := erofs.NewBlob(io.Discard, erofs.BlobOptions{Limit: 1 << 24})
-		tree, err := erofs.FromTar(context.Background(), bytes.NewReader(b), blob, erofs.TarOptions{MaxBytes: 1 << 26, MaxEntries: 1000})
+		tree, err := erofs.FromTar(context.Background(), bytes.NewReader(b), blob, erofs.TarOptions{Budget: &erofs.Budget{Bytes: 1 << 26, Entries: 1000, Meta: 1 << 20}})
 		if err != nil {
 			if !errors.Is(err, erofs.ErrCorrupt) && !errors.Is(err, erofs.ErrInvalid) &&
 				!errors.Is(err, erofs.ErrUnsupported) && !errors.Is(err, erofs.ErrTooBig) {

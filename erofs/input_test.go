@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -62,17 +63,46 @@ func TestLimits(t *testing.T) {
 		tar  erofs.TarOptions
 		blob erofs.BlobOptions
 	}{
-		"entries":    {tar: erofs.TarOptions{MaxEntries: 1}},
-		"file bytes": {tar: erofs.TarOptions{MaxBytes: 19999}},
+		"entries":    {tar: budget(1, 20000, 100)},
+		"file bytes": {tar: budget(2, 19999, 100)},
+		"names":      {tar: budget(2, 20000, 1)},
 		"blob bytes": {blob: erofs.BlobOptions{Limit: 12288}},
 	} {
 		if err := readTar(tarOf(t, files...), io.Discard, c.tar, c.blob); !errors.Is(err, erofs.ErrTooBig) {
 			t.Errorf("%s: %v, want ErrTooBig", name, err)
 		}
 	}
-	ok := erofs.TarOptions{MaxEntries: 2, MaxBytes: 20000}
+	ok := budget(2, 20000, 2)
 	if err := readTar(tarOf(t, files...), io.Discard, ok, erofs.BlobOptions{Limit: 24576}); err != nil {
 		t.Errorf("at the limits: %v", err)
+	}
+}
+
+func budget(entries, bytes, meta int64) erofs.TarOptions {
+	return erofs.TarOptions{Budget: &erofs.Budget{Entries: entries, Bytes: bytes, Meta: meta}}
+}
+
+// A few bytes can ask for a lot of memory in other ways than by many entries.
+func TestBudgetCountsWhatIsMade(t *testing.T) {
+	var deep []entry
+	for i := range 10 {
+		deep = append(deep, entry{name: fmt.Sprint(i) + strings.Repeat("/d", 1000) + "/x"})
+	}
+	for name, c := range map[string]struct {
+		entries []entry
+		budget  erofs.TarOptions
+	}{
+		"folders on the way": {deep, budget(9000, 0, 1<<30)},
+		"attributes": {[]entry{{name: "a", pax: map[string]string{"SCHILY.xattr.user.a": strings.Repeat("z", 60000)}},
+			{name: "b", pax: map[string]string{"SCHILY.xattr.user.a": strings.Repeat("z", 60000)}}}, budget(100, 0, 100000)},
+		"targets": {[]entry{{name: "a", kind: tar.TypeSymlink, link: strings.Repeat("y", 4000)},
+			{name: "b", kind: tar.TypeSymlink, link: strings.Repeat("y", 4000)}}, budget(100, 0, 7000)},
+		"whiteouts": {[]entry{{name: ".wh.a"}, {name: ".wh.b"}, {name: ".wh.c"}}, budget(2, 0, 1<<20)},
+		"links":     {[]entry{{name: "a", body: "1"}, {name: "b", kind: tar.TypeLink, link: "a"}, {name: "c", kind: tar.TypeLink, link: "a"}}, budget(2, 100, 1<<20)},
+	} {
+		if err := readTar(tarOf(t, c.entries...), io.Discard, c.budget, erofs.BlobOptions{}); !errors.Is(err, erofs.ErrTooBig) {
+			t.Errorf("%s: %v, want ErrTooBig", name, err)
+		}
 	}
 }
 

@@ -208,5 +208,54 @@ func (m *merger) metacopy(lower *Inode, name string, u, l *Inode) (*Inode, error
 	}
 	c.Size = l.Size
 	c.Extents = slices.Clone(l.Extents)
+	c.Contents = l.Contents
 	return &c, nil
+}
+
+// Explicit gives a layer that means over below what upper means, and says so
+// without redirects: a folder that was renamed and a file whose metadata alone was
+// changed are there with all they have. It is upper itself if there is none.
+func Explicit(below, upper *Tree) (*Tree, error) {
+	if !redirects(upper.root) {
+		return upper, nil
+	}
+	merged, err := Merge(below, upper)
+	if err != nil {
+		return nil, err
+	}
+	return &Tree{root: explicit(upper.root, merged.root)}, nil
+}
+
+func redirects(n *Inode) bool {
+	if hasXattr(n, XattrRedirect) || hasXattr(n, XattrMetacopy) {
+		return true
+	}
+	for _, c := range n.children {
+		if redirects(c) {
+			return true
+		}
+	}
+	return false
+}
+
+// explicit copies folder upper, with what merged has in place of redirects.
+func explicit(upper, merged *Inode) *Inode {
+	out := upper.copyDir()
+	for name, u := range upper.children {
+		m := merged.children[name]
+		switch {
+		case hasXattr(u, XattrMetacopy):
+			u = m
+		case u.IsDir() && hasXattr(u, XattrRedirect):
+			// Everything in it is listed, so nothing below is to be seen.
+			all := m.copyDir()
+			all.children = m.children
+			all.setXattr(XattrOpaque, "y")
+			u = all
+		case u.IsDir():
+			u = explicit(u, m)
+		}
+		out.children[name] = u
+	}
+	return out
 }

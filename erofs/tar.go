@@ -17,11 +17,50 @@ type TarOptions struct {
 	// then point at its files and paths may lead through its symlinks. It is
 	// not changed.
 	Below *Tree
-	// MaxEntries and MaxBytes bound the number of entries and the sum of file
-	// sizes (as stated, holes included). Their defaults are 16 million and
-	// 4 TiB.
-	MaxEntries int
-	MaxBytes   int64
+	// Budget is what the tar may use; FromTar takes from it, so that several can
+	// share one. Without it the tar has a default one of its own.
+	Budget *Budget
+}
+
+// A Budget is what is left for trees to be made of what somebody else wrote. A
+// small archive can mean a large tree.
+type Budget struct {
+	// Entries is the number of entries, and of folders that are made since
+	// a path leads through them.
+	Entries int64
+	// Bytes is the sum of file sizes, as stated, holes included.
+	Bytes int64
+	// Meta is the memory for names, targets of symlinks and attributes.
+	Meta int64
+}
+
+// DefaultBudget is that of a large image: four million entries with 1 GiB of
+// names and attributes, and 256 GiB of files.
+func DefaultBudget() *Budget { return &Budget{Entries: 4 << 20, Bytes: 256 << 30, Meta: 1 << 30} }
+
+// take pays for something; what is short is said.
+func (b *Budget) take(entries, bytes, meta int64) error {
+	b.Entries -= entries
+	b.Bytes -= bytes
+	b.Meta -= meta
+	switch {
+	case b.Entries < 0:
+		return fmt.Errorf("more entries than are allowed: %w", ErrTooBig)
+	case b.Bytes < 0:
+		return fmt.Errorf("more bytes of files than are allowed: %w", ErrTooBig)
+	case b.Meta < 0:
+		return fmt.Errorf("more names and attributes than are allowed: %w", ErrTooBig)
+	}
+	return nil
+}
+
+// weigh is what an inode needs beside its fixed part.
+func (n *Inode) weigh() int64 {
+	w := int64(len(n.Target))
+	for k, v := range n.Xattrs {
+		w += int64(len(k) + len(v))
+	}
+	return w
 }
 
 const (
@@ -43,14 +82,11 @@ const (
 // itself are wrapped as they are. r is read to the end of the archive, which
 // may be before its own end.
 func FromTar(ctx context.Context, r io.Reader, blob *Blob, opts TarOptions) (*Tree, error) {
-	if opts.MaxEntries == 0 {
-		opts.MaxEntries = 16 << 20
-	}
-	if opts.MaxBytes == 0 {
-		opts.MaxBytes = 4 << 40
+	if opts.Budget == nil {
+		opts.Budget = DefaultBudget()
 	}
 	t := New()
-	t.below = opts.Below
+	t.below, t.budget = opts.Below, opts.Budget
 	tr := &tarReader{tree: t, blob: blob, opts: opts, tar: tar.NewReader(r)}
 	for {
 		if err := ctx.Err(); err != nil {
@@ -64,10 +100,10 @@ func FromTar(ctx context.Context, r io.Reader, blob *Blob, opts TarOptions) (*Tr
 			return nil, fmt.Errorf("read tar: %w", tarError(err))
 		}
 		if err := tr.entry(h); err != nil {
-			return nil, fmt.Errorf("read tar: entry %q: %w", h.Name, err)
+			return nil, fmt.Errorf("read tar: entry %.200q: %w", h.Name, err)
 		}
 	}
-	t.below = nil
+	t.below, t.budget = nil, nil
 	reveal(t.root, false)
 	return t, nil
 }
@@ -81,23 +117,25 @@ func tarError(err error) error {
 }
 
 type tarReader struct {
-	tree    *Tree
-	blob    *Blob
-	opts    TarOptions
-	tar     *tar.Reader
-	entries int
-	bytes   int64
+	tree *Tree
+	blob *Blob
+	opts TarOptions
+	tar  *tar.Reader
 }
 
 func (r *tarReader) entry(h *tar.Header) error {
 	if h.Typeflag == tar.TypeXGlobalHeader {
 		return nil
 	}
-	if r.entries++; r.entries > r.opts.MaxEntries {
-		return fmt.Errorf("more than %d entries: %w", r.opts.MaxEntries, ErrTooBig)
-	}
 	parts, err := splitPath(h.Name)
 	if err != nil {
+		return err
+	}
+	last := 0 // the others are those of folders
+	if n := len(parts); n > 0 {
+		last = len(parts[n-1])
+	}
+	if err := r.opts.Budget.take(1, 0, int64(last)); err != nil {
 		return err
 	}
 	if n := len(parts); n > 0 && strings.HasPrefix(parts[n-1], whiteoutMark) {
@@ -115,6 +153,9 @@ func (r *tarReader) entry(h *tar.Header) error {
 		return err
 	}
 	if err := n.check(); err != nil {
+		return err
+	}
+	if err := r.opts.Budget.take(0, 0, n.weigh()); err != nil {
 		return err
 	}
 	if n.IsRegular() {
@@ -252,8 +293,8 @@ func (r *tarReader) inode(h *tar.Header) (*Inode, error) {
 // contents streams a file's data. Archives say where holes are only to their
 // reader's inside, so zeros in a file marked sparse are taken for holes.
 func (r *tarReader) contents(h *tar.Header, n *Inode) error {
-	if r.bytes += n.Size; r.bytes > r.opts.MaxBytes {
-		return fmt.Errorf("more than %d bytes of files: %w", r.opts.MaxBytes, ErrTooBig)
+	if err := r.opts.Budget.take(0, n.Size, 0); err != nil {
+		return err
 	}
 	d := dense
 	if h.Typeflag == tar.TypeGNUSparse {
@@ -271,7 +312,5 @@ func (r *tarReader) contents(h *tar.Header, n *Inode) error {
 		}
 		return tarError(err)
 	}
-	var err error
-	n.Extents, err = c.finish()
-	return err
+	return c.finish(n)
 }

@@ -67,6 +67,10 @@ type Inode struct {
 	Target       string // of a symlink
 	Xattrs       map[string]string
 	Extents      []Extent // of a regular file, ascending
+	// Contents is the same for two regular files of one size only if they have
+	// the same bytes, and the same holes in them; whatever the blobs these lie in.
+	// It is known when the file was read from a tar or folder and else zero.
+	Contents Sum
 
 	children map[string]*Inode // of a directory
 	implicit bool              // a directory nobody described, made for its children
@@ -130,6 +134,8 @@ type Tree struct {
 	// below, while a tar is read, is what the layer will lie on. Paths that
 	// lead through its symlinks are followed.
 	below *Tree
+	// budget, while a tar is read, pays for folders that paths lead through.
+	budget *Budget
 }
 
 // New returns a tree that holds an empty root folder, 0755, owned by root.
@@ -282,6 +288,11 @@ func (t *Tree) descend(parts []string) (*Inode, error) {
 		case next == nil || !next.IsDir():
 			if len(name) > maxName {
 				return nil, fmt.Errorf("name of %d bytes: %w", len(name), ErrInvalid)
+			}
+			if t.budget != nil {
+				if err := t.budget.take(1, 0, int64(len(name))); err != nil {
+					return nil, err
+				}
 			}
 			next = newDir()
 			cur.children[name] = next

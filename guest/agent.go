@@ -47,6 +47,7 @@ import (
 	"weak"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/jail"
 	"github.com/dsec-go/dsec/wire"
 )
 
@@ -58,6 +59,9 @@ type Options struct {
 	// goes to a file without a name in it. Without it, it is kept in memory.
 	// It stays the caller's and must be open as long as the Agent.
 	Output *os.File
+
+	// Cells, if set, runs calls each in a room of its own; see cell.go.
+	Cells *jail.Box
 
 	// Env, Cwd and User are those of commands that name none.
 	Env  []string
@@ -75,6 +79,7 @@ type Agent struct {
 	accounts accounts
 	arena    arena
 	steps    steps
+	cells    cells
 
 	mu       sync.Mutex
 	commands map[dsec.CommandID]*command

@@ -42,7 +42,7 @@ func openStdio(c dsec.Command, fed bool, id identity) (s *stdio, err error) {
 	if c.Stdin == dsec.StdinPipe || fed {
 		s.in, s.child[0], err = pipe(1)
 	} else {
-		s.child[0], err = os.OpenFile(os.DevNull, os.O_RDONLY, 0)
+		s.child[0], err = openNull()
 		if errors.Is(err, unix.ENOENT) { // an image may have no /dev
 			s.in, s.child[0], err = pipe(1)
 			if err == nil {
@@ -55,6 +55,15 @@ func openStdio(c dsec.Command, fed bool, id identity) (s *stdio, err error) {
 		s.out[i], s.child[1+i], err = pipe(0)
 	}
 	return s, err
+}
+
+// openNull opens the null device without asking the poller about it.
+func openNull() (*os.File, error) {
+	fd, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: os.DevNull, Err: err}
+	}
+	return os.NewFile(uintptr(fd), os.DevNull), nil
 }
 
 func (s *stdio) closeChild() {

@@ -26,7 +26,8 @@ const (
 	layoutMark     = "oci-layout"
 	layoutIndex    = "index.json"
 	dockerManifest = "manifest.json"
-	maxArchived    = 1 << 20 // entries in an archive of an image
+	maxArchived    = 100000 // entries in an archive of an image
+	maxArchiveName = 512
 )
 
 // ofImage matches the names that archives of images consist of, in all
@@ -105,6 +106,9 @@ func indexTar(ctx context.Context, f *os.File) (*tarFiles, error) {
 			return nil, err
 		}
 		name := path.Clean(h.Name)
+		if len(name) > maxArchiveName || len(h.Linkname) > maxArchiveName {
+			continue // of no part of an image
+		}
 		switch h.Typeflag {
 		case tar.TypeReg:
 			t.entries[name] = tarEntry{off: off, size: h.Size}

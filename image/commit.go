@@ -1,9 +1,12 @@
 package image
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"os"
+	"slices"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
@@ -25,6 +28,8 @@ type CommitSource struct {
 	Config Config
 	// Role is the new layer's; default dsec.Workspace.
 	Role dsec.Role
+	// Read, if set, is called when Upper has been read and may be written to again.
+	Read func()
 }
 
 // Commit writes what a sandbox changed as a layer. A file that changes while
@@ -38,30 +43,75 @@ func (l *Library) commit(ctx context.Context, src CommitSource) (Layer, error) {
 	if src.Role == "" {
 		src.Role = dsec.Workspace
 	}
-	w, err := l.begin(Options{Role: src.Role})
+	w, err := l.newWork(ctx, Options{Role: src.Role})
 	if err != nil {
 		return Layer{}, err
 	}
 	defer w.abort()
+	var old map[string]Data
 	t, err := w.tree(ctx, func(b *erofs.Blob) (*erofs.Tree, error) {
-		return erofs.FromDir(ctx, src.Upper, b, erofs.DirOptions{IDs: src.IDs, Source: erofs.Upper})
+		t, err := erofs.FromDir(ctx, src.Upper, b, erofs.DirOptions{IDs: src.IDs, Source: erofs.Upper})
+		if err != nil {
+			return nil, err
+		}
+		if src.Read != nil {
+			src.Read()
+		}
+		if src.Over == "" {
+			return t, nil
+		}
+		t, old, err = l.over(ctx, b, src.Over, t)
+		return t, err
 	})
 	if err != nil {
 		return Layer{}, err
 	}
-	m := Manifest{Config: src.Config}
-	if src.Over == "" {
-		return w.finish(ctx, t, m, nil)
-	}
-	below, old, err := l.tree(ctx, src.Over)
-	if err != nil {
-		return Layer{}, stored("", fmt.Errorf("layer %s: %w", src.Over, err))
-	}
-	if t, err = erofs.Fold(below, t); err != nil {
-		return Layer{}, err
-	}
-	return w.finish(ctx, t, m, old)
+	return w.finish(ctx, t, Manifest{Config: src.Config}, old)
 }
+
+// over folds changes into the layer below them. A chain of commits would come to
+// have a blob for each, so beyond maxChain the smaller ones are laid into the new
+// one.
+func (l *Library) over(ctx context.Context, b *erofs.Blob, digest blob.Digest, upper *erofs.Tree) (*erofs.Tree, map[string]Data, error) {
+	below, old, err := l.tree(ctx, digest)
+	if err != nil {
+		return nil, nil, stored("", fmt.Errorf("layer %s: %w", digest, err))
+	}
+	t, err := erofs.Fold(below, upper)
+	if err != nil {
+		return nil, nil, err
+	}
+	type aged struct {
+		dev  *erofs.Device
+		live int64
+	}
+	var all []aged
+	for dev, live := range t.Live() {
+		if _, ok := old[dev.Tag]; ok {
+			all = append(all, aged{dev, live})
+		}
+	}
+	if len(all) <= maxChain {
+		return t, old, nil
+	}
+	slices.SortFunc(all, func(a, b aged) int {
+		return cmp.Or(cmp.Compare(a.live, b.live), cmp.Compare(a.dev.Tag, b.dev.Tag))
+	})
+	all = all[:len(all)-maxChain/2]
+	data := make([]Data, len(all))
+	for i, a := range all {
+		data[i] = old[a.dev.Tag]
+	}
+	contents, from := l.contents(ctx, data), map[*erofs.Device]io.ReaderAt{}
+	for _, a := range all {
+		from[a.dev] = contents[a.dev.Tag]
+	}
+	return t, old, stored("", b.Bring(t, from))
+}
+
+// maxChain is how many blobs of earlier commits a commit points into: each is a
+// device of the mount. Beyond it half of them are left.
+const maxChain = 32
 
 // tree reads a layer's metadata back, with its data blobs by tag.
 func (l *Library) tree(ctx context.Context, digest blob.Digest) (*erofs.Tree, map[string]Data, error) {

@@ -2,6 +2,7 @@ package image
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/http"
@@ -18,6 +19,9 @@ import (
 // ErrCorrupt is in the chain of every error about bytes that do not match their
 // digest or are not in the format they claim.
 var ErrCorrupt = errors.New("corrupt")
+
+// errPacked is about a layer that is not stored as files that can be mounted.
+var errPacked = fmt.Errorf("%w: packed layers are mounted through the data process", errors.ErrUnsupported)
 
 func isCorrupt(err error) bool {
 	return errors.Is(err, ErrCorrupt) || errors.Is(err, erofs.ErrCorrupt) || errors.Is(err, blob.ErrCorrupt)
@@ -54,12 +58,16 @@ func kindOf(err error) dsec.ErrorKind {
 		return dsec.Conflict
 	case errors.Is(err, blob.ErrNotFound), errors.Is(err, fs.ErrNotExist):
 		return dsec.NotFound
-	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
+	case errors.Is(err, blob.ErrFull), errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return dsec.Exhausted
 	case errors.As(err, &status):
 		return kindOfStatus(status.StatusCode)
 	case dsec.KindOf(err) != dsec.Internal: // a context's end
 		return dsec.KindOf(err)
+	case errors.Is(err, blob.ErrDenied):
+		return dsec.Denied
+	case errors.Is(err, blob.ErrUnavailable):
+		return dsec.Unavailable
 	case errors.As(err, &network):
 		return dsec.Unavailable
 	}

@@ -44,7 +44,7 @@ func (l *Library) importPath(ctx context.Context, path string, opts Options) (La
 		defer f.Close()
 		return l.upload(ctx, f, st.Size(), opts)
 	}
-	w, err := l.begin(opts)
+	w, err := l.newWork(ctx, opts)
 	if err != nil {
 		return Layer{}, err
 	}
@@ -68,17 +68,12 @@ func (l *Library) importPath(ctx context.Context, path string, opts Options) (La
 	if err != nil {
 		return Layer{}, err
 	}
-	if w.opts.Role == dsec.Base {
-		if t, err = erofs.Merge(t); err != nil {
-			return Layer{}, err
-		}
-	}
-	return w.finish(ctx, t, Manifest{}, nil)
+	return w.root(ctx, t)
 }
 
 // upload reads a stream of that size, 0 if it is not known.
 func (l *Library) upload(ctx context.Context, r io.Reader, size int64, opts Options) (Layer, error) {
-	w, err := l.begin(opts)
+	w, err := l.newWork(ctx, opts)
 	if err != nil {
 		return Layer{}, err
 	}
@@ -117,9 +112,10 @@ func (w *work) spool(ctx context.Context, r io.Reader) (Layer, error) {
 	if err := os.Remove(f.Name()); err != nil {
 		return Layer{}, err
 	}
-	if _, err := io.Copy(f, r); err != nil {
+	if _, err := io.Copy(f, bounded{w, r}); err != nil {
 		return Layer{}, fmt.Errorf("receive archive: %w", err)
 	}
+	w.input = w.opts.MaxInput // the layers in it count by themselves
 	t, err := indexTar(ctx, f)
 	if err != nil {
 		return Layer{}, err
@@ -141,10 +137,18 @@ func (w *work) rootfs(ctx context.Context, r io.Reader) (Layer, error) {
 	if err != nil {
 		return Layer{}, err
 	}
+	return w.root(ctx, t)
+}
+
+// root makes a layer of the tree of a root file system.
+func (w *work) root(ctx context.Context, t *erofs.Tree) (Layer, error) {
 	if w.opts.Role == dsec.Base {
+		var err error
 		if t, err = erofs.Merge(t); err != nil {
 			return Layer{}, err
 		}
 	}
-	return w.finish(ctx, t, Manifest{}, nil)
+	m := Manifest{Role: w.opts.Role}
+	m.Content = identity(t, &m)
+	return w.finish(ctx, t, m, nil)
 }

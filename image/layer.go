@@ -14,7 +14,7 @@ import (
 
 const (
 	manifestFormat  = "dsec-layer"
-	manifestVersion = 1
+	manifestVersion = 2 // what is written; all from 1 on are read
 	// The file system allows no more blobs, nor larger ones.
 	maxData     = 65535
 	maxPart     = 16 << 40
@@ -27,11 +27,51 @@ type Part struct {
 	Size   int64       `json:"size"`
 }
 
-// Data is one data blob. Chunks is the blob's chunk table: the SHA-256 of each
-// erofs.ChunkSize bytes of it, 32 bytes each, end to end.
+// Data is one data blob, known by the digest and size of its plain bytes, which
+// are what the metadata image's device is.
 type Data struct {
 	Part
+	// Chunks is the blob's chunk table; see Table.
 	Chunks Part `json:"chunks"`
+	// Packed, if set, is the blob that is stored instead of the plain one: its
+	// chunks, each compressed by itself, end to end. Then the plain blob is in no
+	// store, and the chunk table says where each chunk's frame ends.
+	Packed *Part `json:"packed,omitempty"`
+	// Pieces, if set, is a list of the contents that the blob holds; see
+	// pieceList. Nothing needs it but an import that looks for equal files.
+	Pieces *Part `json:"pieces,omitempty"`
+}
+
+// Stored is the blob that a store has of d.
+func (d Data) Stored() Part {
+	if d.Packed != nil {
+		return *d.Packed
+	}
+	return d.Part
+}
+
+// parts lists the blobs that d is stored in.
+func (d Data) parts() []Part {
+	parts := []Part{d.Stored(), d.Chunks}
+	if d.Pieces != nil {
+		parts = append(parts, *d.Pieces)
+	}
+	return parts
+}
+
+func (d Data) check(version int) error {
+	switch {
+	case d.Digest.Check() != nil:
+		return fmt.Errorf("%w: %w", d.Digest.Check(), ErrCorrupt)
+	case d.Size <= 0 || d.Size > maxPart || d.Size%erofs.BlockSize != 0 || d.Chunks.Size != tableSize(d):
+		return fmt.Errorf("blob %s of %d bytes with a chunk table of %d: %w", d.Digest, d.Size, d.Chunks.Size, ErrCorrupt)
+	case d.Packed != nil && (version < 2 || d.Packed.Size <= 0 || d.Packed.Size > d.Size):
+		return fmt.Errorf("blob %s packed into %d bytes: %w", d.Digest, d.Packed.Size, ErrCorrupt)
+	case d.Pieces != nil && (version < 2 || d.Pieces.Size <= 0 || d.Pieces.Size%pieceSize != 0 ||
+		d.Pieces.Size/pieceSize > d.Size/erofs.BlockSize):
+		return fmt.Errorf("blob %s with a list of pieces of %d bytes: %w", d.Digest, d.Pieces.Size, ErrCorrupt)
+	}
+	return nil
 }
 
 // Origin is what an OCI image said of itself.
@@ -50,7 +90,8 @@ type Config struct {
 }
 
 // A Manifest describes one layer. It is stored as JSON under its own digest,
-// which is the layer's digest; fields therefore are only ever added.
+// which is the layer's digest; fields therefore are only ever added, and a new
+// one that readers must know makes a new version.
 type Manifest struct {
 	Format  string    `json:"format"`
 	Version int       `json:"version"`
@@ -61,13 +102,17 @@ type Manifest struct {
 	Entries int64     `json:"entries"`
 	Config  Config    `json:"config"`
 	Origin  *Origin   `json:"origin,omitempty"`
+	// Content names what the layer was made of, whatever the store had already:
+	// the digest of a layer depends on which older blobs it points into. It is
+	// absent from commits.
+	Content blob.Digest `json:"content,omitempty"`
 }
 
 // Parts lists every blob the layer needs, without its manifest.
 func (m *Manifest) Parts() []Part {
 	parts := []Part{m.Meta}
 	for _, d := range m.Data {
-		parts = append(parts, d.Part, d.Chunks)
+		parts = append(parts, d.parts()...)
 	}
 	return parts
 }
@@ -87,7 +132,7 @@ func (m *Manifest) Check() error {
 	switch {
 	case m.Format != manifestFormat:
 		return fmt.Errorf("format %.40q: %w", m.Format, ErrCorrupt)
-	case m.Version != manifestVersion:
+	case m.Version < 1 || m.Version > manifestVersion:
 		return dsec.Errorf(dsec.Unsupported, "layer manifest of version %d", m.Version)
 	case m.Role.Check() != nil:
 		return fmt.Errorf("role %.40q: %w", m.Role, ErrCorrupt)
@@ -96,6 +141,9 @@ func (m *Manifest) Check() error {
 	case m.Meta.Size < erofs.BlockSize || m.Meta.Size%erofs.BlockSize != 0:
 		return fmt.Errorf("metadata image of %d bytes: %w", m.Meta.Size, ErrCorrupt)
 	}
+	if m.Content != "" && (m.Version < 2 || m.Content.Check() != nil) {
+		return fmt.Errorf("content %.80q: %w", m.Content, ErrCorrupt)
+	}
 	if len(m.Data) > maxData {
 		return fmt.Errorf("%d data blobs: %w", len(m.Data), ErrCorrupt)
 	}
@@ -103,20 +151,16 @@ func (m *Manifest) Check() error {
 		if err := p.Digest.Check(); err != nil {
 			return fmt.Errorf("%w: %w", err, ErrCorrupt)
 		}
-		if p.Size > maxPart {
+		if p.Size < 0 || p.Size > maxPart {
 			return fmt.Errorf("blob %s of %d bytes: %w", p.Digest, p.Size, ErrCorrupt)
 		}
 	}
 	for _, d := range m.Data {
-		if d.Size <= 0 || d.Size%erofs.BlockSize != 0 || d.Chunks.Size != chunkTableSize(d.Size) {
-			return fmt.Errorf("blob %s of %d bytes with a chunk table of %d: %w", d.Digest, d.Size, d.Chunks.Size, ErrCorrupt)
+		if err := d.check(m.Version); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-func chunkTableSize(n int64) int64 {
-	return (n-1)/erofs.ChunkSize*32 + 32
 }
 
 // encode gives the one byte form of m.
@@ -184,14 +228,22 @@ func (l *Library) manifest(ctx context.Context, digest blob.Digest) (*Manifest, 
 
 // readSmall reads and checks a blob that is not larger than most.
 func readSmall(ctx context.Context, s blob.Store, d blob.Digest, most int64) ([]byte, error) {
-	info, err := s.Stat(ctx, d)
+	r, err := s.Get(ctx, d, 0, -1)
 	if err != nil {
 		return nil, err
 	}
-	if info.Size > most {
-		return nil, fmt.Errorf("blob %s of %d bytes where at most %d make sense: %w", d, info.Size, most, ErrCorrupt)
+	defer r.Close()
+	b, err := io.ReadAll(io.LimitReader(r, most+1))
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("read blob %s: %w", d, err)
+	case int64(len(b)) > most:
+		return nil, fmt.Errorf("blob %s of more than %d bytes: %w", d, most, ErrCorrupt)
 	}
-	return blob.ReadAll(ctx, s, d)
+	if got := blob.Of(b); got != d {
+		return nil, fmt.Errorf("blob %s has content %s: %w", d, got, ErrCorrupt)
+	}
+	return b, nil
 }
 
 // stored is fault for what lies in the store: corruption there is ours.

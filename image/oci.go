@@ -20,6 +20,7 @@ import (
 const (
 	maxOCIDocument = 8 << 20 // an index, manifest or config
 	maxIndexDepth  = 4
+	maxOCILayers   = 500 // more could nobody mount
 	refAnnotation  = "org.opencontainers.image.ref.name"
 	fullAnnotation = "io.containerd.image.name"
 )
@@ -144,6 +145,9 @@ func parseConfig(b []byte, layers []v1.Descriptor) (*ociImage, error) {
 	if c.OS != "" && c.OS != "linux" || c.Architecture != "" && c.Architecture != runtime.GOARCH {
 		return nil, dsec.Errorf(dsec.Unsupported, "no image for linux/%s, only for %s/%s", runtime.GOARCH, c.OS, c.Architecture)
 	}
+	if len(layers) > maxOCILayers {
+		return nil, dsec.Errorf(dsec.Unsupported, "image of %d layers, more than %d", len(layers), maxOCILayers)
+	}
 	if len(c.RootFS.DiffIDs) != len(layers) {
 		return nil, fmt.Errorf("config %s: %d layers, but %d digests of them: %w", digest, len(layers), len(c.RootFS.DiffIDs), ErrCorrupt)
 	}
@@ -174,6 +178,9 @@ func readDocument(ctx context.Context, o origin, d v1.Descriptor) ([]byte, error
 	return b, nil
 }
 
+// maxOwn bounds the data blobs made for one image; the last takes the rest.
+const maxOwn = 32
+
 // convert makes the layer of an OCI image.
 func (w *work) convert(ctx context.Context, o origin, img *ociImage) (Layer, error) {
 	m := Manifest{
@@ -181,7 +188,8 @@ func (w *work) convert(ctx context.Context, o origin, img *ociImage) (Layer, err
 			Env: img.config.Config.Env, Cwd: img.config.Config.WorkingDir, User: img.config.Config.User,
 			Entrypoint: img.config.Config.Entrypoint, Cmd: img.config.Config.Cmd,
 		},
-		Origin: &Origin{Config: img.digest, DiffIDs: []blob.Digest{}},
+		Origin:  &Origin{Config: img.digest, DiffIDs: []blob.Digest{}},
+		Content: w.ociIdentity(img.digest),
 	}
 	w.prog = dsec.Progress{Stage: stageFetch}
 	for _, d := range img.layers {
@@ -200,6 +208,11 @@ func (w *work) convert(ctx context.Context, o origin, img *ociImage) (Layer, err
 			return Layer{}, fmt.Errorf("layer %d of %d: %w", i+1, len(img.layers), err)
 		}
 		trees = append(trees, t)
+		if w.open.blob.Size() >= w.lib.opts.MergeBelow && w.blobs < maxOwn {
+			if err := w.end(); err != nil {
+				return Layer{}, err
+			}
+		}
 		if tree, err = erofs.Merge(tree, t); err != nil {
 			return Layer{}, err
 		}
@@ -213,9 +226,7 @@ func (w *work) convert(ctx context.Context, o origin, img *ociImage) (Layer, err
 	return w.finish(ctx, tree, m, nil)
 }
 
-// ociLayer reads one layer, which lies on below. Each has a blob of its own, a
-// function of that layer alone, so that images share the blobs of the layers
-// they share.
+// ociLayer reads one layer, which lies on below.
 func (w *work) ociLayer(ctx context.Context, o origin, d v1.Descriptor, diff blob.Digest, unnamed bool, below *erofs.Tree) (*erofs.Tree, error) {
 	r, err := o.open(ctx, d)
 	if err != nil {
@@ -260,14 +271,14 @@ func (w *work) unpack(ctx context.Context, src *source, diff blob.Digest, below 
 		return nil, err
 	}
 	defer done()
-	sum := newSource(ctx, plain, nil)
+	sum := newSource(ctx, bounded{w, plain}, nil)
 	if diff != "" {
 		sum.hashed()
 	}
 	early, stop := ahead(sum)
 	defer stop()
 	t, err := w.tree(ctx, func(b *erofs.Blob) (*erofs.Tree, error) {
-		t, err := erofs.FromTar(ctx, early, b, erofs.TarOptions{Below: below})
+		t, err := erofs.FromTar(ctx, early, b, erofs.TarOptions{Below: below, Budget: w.budget})
 		if err != nil {
 			return nil, err
 		}

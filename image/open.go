@@ -23,7 +23,9 @@ type Files struct {
 // Open returns the files of a layer. The size of each is checked every time and
 // its content the first time on this node; calls that need the same check share
 // it. A blob that is missing, too short or altered is an error that names it,
-// and Internal. A store without local files is Unsupported.
+// and Internal. A store without local files is Unsupported, and so is a layer
+// whose data is packed unless the library has a folder for plain copies: packed
+// layers are read through the node's data process.
 func (l *Library) Open(ctx context.Context, digest blob.Digest) (Files, error) {
 	f, err := l.open(ctx, digest)
 	if err != nil {
@@ -42,7 +44,7 @@ func (l *Library) open(ctx context.Context, digest blob.Digest) (Files, error) {
 		return Files{}, fmt.Errorf("metadata image: %w", err)
 	}
 	for _, d := range m.Data {
-		path, err := l.file(ctx, d.Part)
+		path, err := l.data(ctx, d)
 		if err != nil {
 			return Files{}, fmt.Errorf("data: %w", err)
 		}
@@ -51,12 +53,25 @@ func (l *Library) open(ctx context.Context, digest blob.Digest) (Files, error) {
 	return f, nil
 }
 
+// data returns the path of a data blob's plain bytes.
+func (l *Library) data(ctx context.Context, d Data) (string, error) {
+	if d.Packed == nil {
+		return l.file(ctx, d.Part)
+	}
+	return l.unpacked(ctx, d)
+}
+
 // file returns the path of a part after checking it.
 func (l *Library) file(ctx context.Context, p Part) (string, error) {
 	files, ok := l.store.(blob.LocalPather)
 	if !ok {
 		return "", dsec.Errorf(dsec.Unsupported, "the blob store has no local files")
 	}
+	return l.checked(ctx, files, p)
+}
+
+// checked returns the path of a part in files after checking it.
+func (l *Library) checked(ctx context.Context, files blob.LocalPather, p Part) (string, error) {
 	path, err := files.LocalPath(ctx, p.Digest)
 	if errors.Is(err, blob.ErrNotFound) {
 		err = fmt.Errorf("%w: %w", ErrCorrupt, err) // the manifest is there, so it should be
@@ -178,6 +193,9 @@ func (l *Library) forget(d blob.Digest) {
 	delete(l.used, d)
 	delete(l.idle, d)
 	l.mu.Unlock()
+	if x := l.fileIndex(); x != nil {
+		x.forget(d)
+	}
 	if l.opts.Verified != "" {
 		os.Remove(filepath.Join(l.opts.Verified, d.Hex())) //nolint:errcheck // often absent
 	}

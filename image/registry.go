@@ -32,7 +32,7 @@ func (l *Library) pull(ctx context.Context, ref string, opts Options) (Layer, er
 	if err != nil {
 		return Layer{}, dsec.Errorf(dsec.Invalid, "reference %.200q: %w", ref, err)
 	}
-	w, err := l.begin(opts)
+	w, err := l.newWork(ctx, opts)
 	if err != nil {
 		return Layer{}, err
 	}
@@ -61,6 +61,10 @@ func (l *Library) pull(ctx context.Context, ref string, opts Options) (Layer, er
 	img, err := w.resolve(ctx, o, root.Descriptor)
 	if err != nil {
 		return Layer{}, err
+	}
+	// The registry has let us read the config, and so what it names.
+	if l, ok := w.existing(ctx, w.ociIdentity(img.digest)); ok {
+		return l, nil
 	}
 	return w.convert(ctx, o, img)
 }

@@ -3,17 +3,18 @@ package image
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	"fmt"
 	"hash"
 	"io"
 
+	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/erofs"
 )
 
 const (
@@ -97,6 +98,21 @@ func expand(s *source) (r io.Reader, close func(), err error) {
 	return b, func() {}, nil
 }
 
+// bounded reads what is uncompressed and ends with an error where the work's
+// bound of it is passed.
+type bounded struct {
+	w *work
+	r io.Reader
+}
+
+func (b bounded) Read(p []byte) (int, error) {
+	n, err := b.r.Read(p)
+	if b.w.input -= int64(n); b.w.input < 0 {
+		return n, fmt.Errorf("more than %d bytes, uncompressed: %w", b.w.opts.MaxInput, erofs.ErrTooBig)
+	}
+	return n, err
+}
+
 type decoderError struct {
 	s *source
 	r io.Reader
@@ -117,7 +133,7 @@ func (d decoderError) wrap(err error) error {
 // ahead reads r in a goroutine of its own, so that unpacking and hashing of the
 // input overlap with writing the output. The caller calls stop, which waits.
 func ahead(r io.Reader) (out io.Reader, stop func()) {
-	a := &aheadReader{full: make(chan chunk, 4), quit: make(chan struct{})}
+	a := &aheadReader{full: make(chan chunk, 4), free: make(chan []byte, 8), quit: make(chan struct{})}
 	go a.fill(r)
 	return a, func() {
 		close(a.quit)
@@ -133,14 +149,21 @@ type chunk struct {
 
 type aheadReader struct {
 	full chan chunk
+	free chan []byte // what was read, to be filled again
 	quit chan struct{}
 	cur  chunk
+	left []byte // of cur
 }
 
 func (a *aheadReader) fill(r io.Reader) {
 	defer close(a.full)
 	for {
-		b := make([]byte, bufferSize)
+		var b []byte
+		select {
+		case b = <-a.free:
+		default:
+			b = make([]byte, bufferSize)
+		}
 		// Not io.ReadFull, which would hide how r ended.
 		var n int
 		var err error
@@ -161,17 +184,20 @@ func (a *aheadReader) fill(r io.Reader) {
 }
 
 func (a *aheadReader) Read(p []byte) (int, error) {
-	for len(a.cur.b) == 0 {
+	for len(a.left) == 0 {
 		if a.cur.err != nil {
 			return 0, a.cur.err
+		}
+		if a.cur.b != nil {
+			a.free <- a.cur.b[:bufferSize] // there is room for all there are
 		}
 		c, ok := <-a.full
 		if !ok {
 			return 0, io.ErrClosedPipe
 		}
-		a.cur = c
+		a.cur, a.left = c, c.b
 	}
-	n := copy(p, a.cur.b)
-	a.cur.b = a.cur.b[n:]
+	n := copy(p, a.left)
+	a.left = a.left[n:]
 	return n, nil
 }

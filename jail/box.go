@@ -1,7 +1,6 @@
 package jail
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -21,10 +20,16 @@ type Box struct {
 	forge  *forge
 	own    *os.File // procfs of the guest's pid namespace
 	cgroup Join
+	key    forkKey
 	serial atomic.Uint64
+	cells  *cellSystem // nil unless UseCells was called
 
 	mu    sync.Mutex
 	stale []string // command groups that still hold survivors of a finished command
+	spare []group  // empty command groups
+
+	counted bool  // kills is set
+	kills   int64 // memory kills that were counted last
 }
 
 // Process is one program to start. The files become 0, 1 and 2; nothing else is
@@ -65,57 +70,40 @@ type Exit struct {
 // Start runs p as the leader of a session and process group of its own. An
 // error carries the kernel's errno; nothing of p is left then.
 func (b *Box) Start(p Process) (*Running, error) {
-	g, err := b.newGroup()
-	if err != nil {
-		return nil, fmt.Errorf("make command group: %w", err)
-	}
-	r := &Running{box: b, group: g, oom: b.oomKills()}
-	err = b.forge.do(func() error { return r.fork(p) })
-	runtime.KeepAlive(p)
-	if err != nil {
+	for {
+		g, err := b.takeGroup()
+		if err != nil {
+			return nil, fmt.Errorf("make command group: %w", err)
+		}
+		r := &Running{box: b, group: g, oom: b.oomBefore()}
+		err = b.forge.do(func() error { return r.fork(p) })
+		runtime.KeepAlive(p)
+		if err == nil {
+			return r, nil
+		}
 		g.remove()
-		return nil, err
+		if !g.used {
+			return nil, err
+		} // an earlier command may have spoilt the group
 	}
-	return r, nil
 }
 
 // fork runs on the forge.
 func (r *Running) fork(p Process) error {
-	pidfd := -1
-	sys := &syscall.SysProcAttr{
-		Setsid:     true,
-		Credential: &syscall.Credential{Uid: p.UID, Gid: p.GID, Groups: p.Groups},
-		PidFD:      &pidfd,
-	}
-	if p.TTY {
-		sys.Setctty, sys.Ctty = true, 0
-	}
-	leave, err := r.group.enter(sys)
+	c, err := r.group.fork(p)
 	if err != nil {
 		return err
 	}
-	pid, err := syscall.ForkExec(p.Path, p.Argv, &syscall.ProcAttr{
-		Dir: p.Dir, Env: p.Env, Sys: sys,
-		Files: []uintptr{p.Stdin.Fd(), p.Stdout.Fd(), p.Stderr.Fd()},
-	})
-	if e := leave(); e != nil && err == nil {
-		unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // our own child
-		unix.Wait4(pid, nil, 0, nil) //nolint:errcheck
-		err = e
-	}
-	if err != nil {
-		return err
-	}
-	r.pid = pid
-	if pidfd < 0 {
-		if pidfd, err = unix.PidfdOpen(pid, unix.PIDFD_NONBLOCK); err != nil {
-			unix.Kill(pid, unix.SIGKILL) //nolint:errcheck
-			unix.Wait4(pid, nil, 0, nil) //nolint:errcheck
+	r.pid, r.inner = c.pid, c.inner
+	if c.pidfd < 0 {
+		if c.pidfd, err = unix.PidfdOpen(c.pid, unix.PIDFD_NONBLOCK); err != nil {
+			unix.Kill(c.pid, unix.SIGKILL) //nolint:errcheck
+			unix.Wait4(c.pid, nil, 0, nil) //nolint:errcheck
 			return err
 		}
 	}
-	unix.SetNonblock(pidfd, true) //nolint:errcheck // a pidfd can always be
-	r.pidfd = os.NewFile(uintptr(pidfd), "pidfd")
+	unix.SetNonblock(c.pidfd, true) //nolint:errcheck // a pidfd can always be
+	r.pidfd = os.NewFile(uintptr(c.pidfd), "pidfd")
 	return nil
 }
 
@@ -130,35 +118,10 @@ func (r *Running) Pid() int {
 // Wait returns once the leader has ended, and reaps it. It is called once, and
 // parks without holding a thread.
 func (r *Running) Wait() (Exit, error) {
-	raw, err := r.pidfd.SyscallConn()
-	if err != nil {
-		return Exit{}, err
-	}
-	var ws unix.WaitStatus
-	var ru unix.Rusage
-	var werr error
-	err = raw.Read(func(uintptr) bool {
-		for {
-			pid, err := unix.Wait4(r.pid, &ws, unix.WNOHANG, &ru)
-			if errors.Is(err, unix.EINTR) {
-				continue
-			}
-			werr = err
-			return err != nil || pid == r.pid
-		}
-	})
+	e, err := reap(r.pidfd, r.pid)
 	r.pidfd.Close()
-	if err = errors.Join(err, werr); err != nil {
-		return Exit{}, fmt.Errorf("wait for process %d: %w", r.pid, err)
-	}
-	e := Exit{CPU: time.Duration(ru.Utime.Nano() + ru.Stime.Nano()), MaxRSS: ru.Maxrss << 10}
-	if ws.Signaled() {
-		e.Signal = ws.Signal()
-		r.hit.Store(e.Signal == unix.SIGKILL && r.box.oomKills() > r.oom)
-	} else {
-		e.Code = ws.ExitStatus()
-	}
-	return e, nil
+	r.hit.Store(e.Signal == unix.SIGKILL && r.box.oomKills() > r.oom)
+	return e, err
 }
 
 // Kill ends the leader and all its descendants, whatever they do.
@@ -178,7 +141,10 @@ func (r *Running) Release() {
 	b := r.box
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !r.group.remove() {
+	if len(b.spare) < maxSpare && r.group.events >= 0 && r.group.empty() {
+		r.group.used = true
+		b.spare = append(b.spare, r.group)
+	} else if !r.group.remove() {
 		b.stale = append(b.stale, r.group.name())
 	}
 	// Groups of earlier commands may have emptied since; look at a few.
@@ -191,14 +157,32 @@ func (r *Running) Release() {
 	b.stale = keep
 }
 
+// oomBefore is oomKills for a command that begins. On v2 the kernel tells,
+// some milliseconds late, whether the file has changed, which is much less work
+// than to write it out.
+func (b *Box) oomBefore() int64 {
+	if !b.cgroup.v2() {
+		return b.oomKills()
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	p := []unix.PollFd{{Fd: int32(b.cgroup.OOM.Fd()), Events: unix.POLLPRI}}
+	if n, err := unix.Poll(p, 0); n != 0 || err != nil || !b.counted {
+		b.kills, b.counted = b.oomKills(), true
+	}
+	return b.kills
+}
+
 // oomKills reads the sandbox's count of processes killed for want of memory.
 func (b *Box) oomKills() int64 {
 	var buf [512]byte
 	n, _ := unix.Pread(int(b.cgroup.OOM.Fd()), buf[:], 0)
-	return parseCount(string(buf[:max(n, 0)]), "oom_kill ")
+	return Count(string(buf[:max(n, 0)]), "oom_kill ")
 }
 
-func parseCount(text, key string) int64 {
+// Count gives the figure behind key, which ends with a space, in a control
+// group's file of one figure a line; 0 if it has no such line.
+func Count(text, key string) int64 {
 	_, rest, ok := strings.Cut("\n"+text, "\n"+key)
 	if !ok {
 		return 0

@@ -40,10 +40,14 @@ func dropBounding() error {
 	return nil
 }
 
-// dropCapabilities leaves the thread Capabilities as permitted and effective,
-// and nothing inheritable.
-func dropCapabilities() error {
+// dropCapabilities leaves the thread Capabilities and those of more as permitted
+// and effective, and nothing inheritable. What it executes has none of more: the
+// bounding set has not.
+func dropCapabilities(more ...int) error {
 	mask := capabilityMask()
+	for _, c := range more {
+		mask |= 1 << c
+	}
 	hdr := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	data := [2]unix.CapUserData{
 		{Effective: uint32(mask), Permitted: uint32(mask)},

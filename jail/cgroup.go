@@ -94,7 +94,9 @@ func hasControllers(root string) bool {
 	return err == nil && strings.Contains(s, " memory ") && strings.Contains(s, " pids ") && strings.Contains(s, " cpu ")
 }
 
-// cgroupMounts gives controller -> mount point; "" is the v2 hierarchy.
+// cgroupMounts gives controller -> mount point; "" is the v2 hierarchy. Of several mounts of one
+// hierarchy it is the first, which is the host's: others come and go with what sets up a
+// namespace, and may be gone by the time that they are looked at.
 func cgroupMounts(mountinfo string) (map[string]string, error) {
 	b, err := os.ReadFile(mountinfo)
 	if err != nil {
@@ -107,11 +109,16 @@ func cgroupMounts(mountinfo string) (map[string]string, error) {
 		if !ok || len(f) < 5 || len(t) < 3 || f[3] != "/" {
 			continue
 		}
+		of := []string{""}
 		switch t[0] {
 		case "cgroup2":
-			out[""] = f[4]
 		case "cgroup":
-			for _, k := range strings.Split(t[2], ",") {
+			of = strings.Split(t[2], ",")
+		default:
+			continue
+		}
+		for _, k := range of {
+			if _, ok := out[k]; !ok {
 				out[k] = f[4]
 			}
 		}
@@ -166,7 +173,8 @@ func (c *Cgroups) KillGuests(keep func(pid int) bool) error {
 }
 
 // killAll ends every process of a group, but for keep, and waits until the
-// kernel lists no other.
+// kernel lists no other. The caller's own is listed for a moment after a thread
+// of its has forked into the group.
 func killAll(dir string, keep func(pid int) bool) error {
 	deadline := time.Now().Add(killTimeout)
 	for pause := time.Millisecond; ; pause = min(2*pause, 20*time.Millisecond) {
@@ -179,7 +187,7 @@ func killAll(dir string, keep func(pid int) bool) error {
 		}
 		left := 0
 		for _, f := range strings.Fields(string(b)) {
-			if p, err := strconv.Atoi(f); err == nil && p > 0 && (keep == nil || !keep(p)) {
+			if p, err := strconv.Atoi(f); err == nil && p > 0 && p != os.Getpid() && (keep == nil || !keep(p)) {
 				unix.Kill(p, unix.SIGKILL) //nolint:errcheck // gone is as good
 				left++
 			}
@@ -374,18 +382,18 @@ func (g *Group) Usage() (dsec.Usage, error) {
 			return u, err
 		}
 		stat, _ := os.ReadFile(g.path("", "work", "cpu.stat"))
-		u.CPU = time.Duration(parseCount(string(stat), "usage_usec ")) * time.Microsecond
+		u.CPU = time.Duration(Count(string(stat), "usage_usec ")) * time.Microsecond
 		u.Memory = readInt(g.path("", "work", "memory.current"))
 		u.MemoryPeak = readInt(g.path("", "work", "memory.peak"))
 		u.Pids = int(readInt(g.path("", "work", "pids.current")))
-		u.OOMKills = int(parseCount(string(events), "oom_kill "))
+		u.OOMKills = int(Count(string(events), "oom_kill "))
 		return u, nil
 	}
 	oom, err := os.ReadFile(g.path("memory", "memory.oom_control"))
 	if err != nil {
 		return u, err
 	}
-	u.OOMKills = int(parseCount(string(oom), "oom_kill "))
+	u.OOMKills = int(Count(string(oom), "oom_kill "))
 	u.CPU = time.Duration(readInt(g.path("cpuacct", "cpuacct.usage")))
 	u.Memory = readInt(g.path("memory", "memory.usage_in_bytes"))
 	u.MemoryPeak = readInt(g.path("memory", "memory.max_usage_in_bytes"))

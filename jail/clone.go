@@ -15,10 +15,11 @@ type cloneArgs struct {
 
 // vforkClone3 calls clone3 with CLONE_VM and CLONE_VFORK. The child comes back
 // with pid 0 and runs on the parent's stack while the parent stands still: it
-// may only make raw system calls until it executes something or exits.
+// may only make raw system calls until it executes something or exits. The keys
+// are two more arguments, which the kernel does not look at; see forkKey.
 //
 //go:noescape
-func vforkClone3(args *cloneArgs, size uintptr) (pid int, errno uintptr)
+func vforkClone3(args *cloneArgs, size uintptr, key0, key1 uint64) (pid int, errno uintptr)
 
 // cloneReaper calls clone3 with CLONE_VM. It returns in the parent only; the
 // child mounts procfs, tells how that went, and reaps for ever.

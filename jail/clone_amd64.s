@@ -1,27 +1,29 @@
 #include "textflag.h"
 
-// func vforkClone3(args *cloneArgs, size uintptr) (pid int, errno uintptr)
+// func vforkClone3(args *cloneArgs, size uintptr, key0, key1 uint64) (pid int, errno uintptr)
 //
 // As a call to clone3 with CLONE_VM and CLONE_VFORK: it returns in the child
 // first, on the same stack, and in the parent once the child has executed
 // something or ended. The return address is kept in a register meanwhile,
 // since the child's calls overwrite its place on the stack.
-TEXT ·vforkClone3(SB),NOSPLIT|NOFRAME,$0-32
+TEXT ·vforkClone3(SB),NOSPLIT|NOFRAME,$0-48
 	MOVQ	args+0(FP), DI
 	MOVQ	size+8(FP), SI
+	MOVQ	key0+16(FP), DX
+	MOVQ	key1+24(FP), R10
 	MOVQ	$435, AX // clone3
 	POPQ	R12
 	SYSCALL
 	PUSHQ	R12
 	CMPQ	AX, $0xfffffffffffff001
 	JLS	ok
-	MOVQ	$-1, pid+16(FP)
+	MOVQ	$-1, pid+32(FP)
 	NEGQ	AX
-	MOVQ	AX, errno+24(FP)
+	MOVQ	AX, errno+40(FP)
 	RET
 ok:
-	MOVQ	AX, pid+16(FP)
-	MOVQ	$0, errno+24(FP)
+	MOVQ	AX, pid+32(FP)
+	MOVQ	$0, errno+40(FP)
 	RET
 
 // func cloneReaper(args *cloneArgs, size uintptr, r *reaperWork) (pid int, errno uintptr)

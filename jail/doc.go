@@ -20,9 +20,11 @@
 // its pidfd is readable, the kernel has killed and collected the whole tree.
 //
 // One locked thread of the shell, the forge, sits in the workload's cgroups,
-// wears its seccomp filter and has only its capabilities. It does nothing but
-// fork, and what it forks inherits all of that: nothing is ever moved between
-// cgroups, which costs ten milliseconds on a quiet cgroup v1 host.
+// wears its seccomp filter and has only its capabilities, in a Landlock domain
+// where the kernel has that. It does nothing but fork, and what it forks inherits
+// all of that: nothing is ever moved between cgroups, which costs ten
+// milliseconds on a quiet host. On v2 the kernel forks into a command's cgroup;
+// fork.go says how that passes the filter.
 //
 // Invariants:
 //   - A command's group (a freezer on v1, a cgroup on v2) contains all its

@@ -49,6 +49,7 @@ type Setup struct {
 	Env      []string // defaults of commands
 	Cwd      string
 	User     string
+	Cells    *Cells // what Box.UseCells needs; none for a box without cells
 }
 
 func (o *Outfit) message() *message {
@@ -74,16 +75,23 @@ func parseOutfit(m *message) (*Outfit, error) {
 func (s *Setup) message() *message {
 	m := &message{fields: append([]string{"enter", s.Hostname, s.Hosts, s.Resolv, s.Cwd, s.User}, s.Env...)}
 	m.files = []*os.File{s.Root}
+	if s.Cells != nil {
+		s.Cells.addTo(m)
+	}
 	return m
 }
 
 func parseSetup(m *message) (*Setup, error) {
 	const fixed = 6
+	cells, err := takeCells(m)
+	if err != nil {
+		return nil, err
+	}
 	if len(m.fields) < fixed || m.fields[0] != "enter" || len(m.files) != 1 {
 		return nil, errMessage
 	}
 	f := m.fields
-	return &Setup{Root: m.files[0], Hostname: f[1], Hosts: f[2], Resolv: f[3], Cwd: f[4], User: f[5], Env: f[fixed:]}, nil
+	return &Setup{Root: m.files[0], Hostname: f[1], Hosts: f[2], Resolv: f[3], Cwd: f[4], User: f[5], Env: f[fixed:], Cells: cells}, nil
 }
 
 // Dress gives the shell listening at the socket path its outfit, and returns
@@ -163,10 +171,11 @@ func (sh *Shell) Dress(listener *os.File, warm func(*Box, *Outfit) error) (box *
 		if o, err = parseOutfit(m); err != nil {
 			return err
 		}
-		if err = sh.forge.do(func() error { return dress(o) }); err != nil {
+		var key forkKey
+		if err = sh.forge.do(func() (err error) { key, err = dress(o); return err }); err != nil {
 			return err
 		}
-		box = &Box{forge: sh.forge, own: sh.own, cgroup: o.Cgroup}
+		box = &Box{forge: sh.forge, own: sh.own, cgroup: o.Cgroup, key: key}
 		if o.Warm {
 			return warm(box, o)
 		}
@@ -182,7 +191,10 @@ func (sh *Shell) Enter(listener *os.File) (s *Setup, err error) {
 		if s, err = parseSetup(m); err != nil {
 			return err
 		}
-		return sh.enter(s)
+		if err := sh.enter(s); err != nil {
+			return err
+		}
+		return sh.forge.do(confine)
 	})
 	return s, err
 }
@@ -197,10 +209,12 @@ func (sh *Shell) Enter(listener *os.File) (s *Setup, err error) {
 // ".." that leaves a chroot ends there, and only CAP_SYS_ADMIN could unmount it.
 // The reaper shares the shell's root and follows it.
 func (sh *Shell) enter(s *Setup) error {
-	err := unix.MoveMount(int(s.Root.Fd()), "", unix.AT_FDCWD, stageRoot, unix.MOVE_MOUNT_F_EMPTY_PATH)
-	s.Root.Close()
-	if err != nil {
-		return fmt.Errorf("attach root: %w", err)
+	if s.Root != nil { // else it is attached already
+		err := unix.MoveMount(int(s.Root.Fd()), "", unix.AT_FDCWD, stageRoot, unix.MOVE_MOUNT_F_EMPTY_PATH)
+		s.Root.Close()
+		if err != nil {
+			return fmt.Errorf("attach root: %w", err)
+		}
 	}
 	root, err := unix.Open(stageRoot, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -229,6 +243,20 @@ func (sh *Shell) enter(s *Setup) error {
 	}
 	unix.Umask(0o022) // a login's; the holder's own of 0 would make every file of a command writable to all
 	return nil
+}
+
+// confine is the last that happens to the calling thread, the forge's, before it
+// forks the workload.
+func confine() error {
+	root, err := unix.Open("/", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(root)
+	if err := landlock(root); err != nil {
+		return err
+	}
+	return dropCapabilities()
 }
 
 // inside opens name below root, and nothing else: no symlink of the image is
@@ -306,32 +334,43 @@ func bindFile(from string, to int) error {
 // dress gives the calling thread, the forge's, the workload's cgroups, filter
 // and capabilities. The filter goes in while the thread still has
 // CAP_SYS_ADMIN, without no_new_privs: sudo and su work in a box.
-func dress(o *Outfit) error {
+func dress(o *Outfit) (k forkKey, err error) {
 	for _, t := range o.Cgroup.Tasks {
 		if err := joinTasks(t); err != nil {
-			return err
+			return k, err
 		}
 		t.Close()
 	}
 	o.Cgroup.Tasks = nil
 	if err := unix.Prctl(unix.PR_SET_TIMERSLACK, workloadSlack, 0, 0, 0); err != nil {
-		return fmt.Errorf("set timer slack: %w", err)
+		return k, fmt.Errorf("set timer slack: %w", err)
 	}
-	if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
-		return fmt.Errorf("unshare cgroup namespace: %w", err)
+	// On v2 a fork into a command's group must see both that and its own, where
+	// the host's hierarchy is mounted with nsdelegate: there the workload can
+	// read what its group is called, and no more.
+	if !o.Cgroup.v2() {
+		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
+			return k, fmt.Errorf("unshare cgroup namespace: %w", err)
+		}
 	}
 	// A keyring of its own, so that it does not possess the host's.
 	unix.KeyctlJoinSessionKeyring("") //nolint:errcheck // absent in kernels without keys
 	if err := dropBounding(); err != nil {
-		return err
+		return k, err
 	}
 	if len(o.Filter) > 0 {
+		if o.Cgroup.v2() {
+			if k, err = newForkKey(); err != nil {
+				return k, err
+			}
+			o.Filter = k.admit(o.Filter)
+		}
 		if err := installFilter(o.Filter); err != nil {
-			return err
+			return k, err
 		}
 		o.Filter = nil
 	}
-	return dropCapabilities()
+	return k, dropCapabilities(unix.CAP_SYS_ADMIN) // for confine
 }
 
 func joinTasks(f *os.File) error {

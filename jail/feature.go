@@ -37,6 +37,7 @@ func Features() []dsec.FeatureStatus {
 			}
 			return "installed by the guest", nil
 		}, "no sandbox can be made"),
+		feature("landlock", probeLandlock, "sandboxes are held by namespaces, capabilities and the seccomp filter alone"),
 		feature("pidfd", func() (string, error) {
 			fd, err := unix.PidfdOpen(os.Getpid(), 0)
 			if err == nil {

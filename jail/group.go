@@ -14,16 +14,37 @@ import (
 )
 
 // group holds one command and all its descendants: what its timeout kills.
+//
+// On v2, where making and removing one costs more than the command's process, a
+// group that is found empty again is the next command's. What a command has
+// written into its own group's files, which takes root, stays.
 type group struct {
-	box *Box
-	n   uint64
-	dir int // its cgroup folder
+	box    *Box
+	n      uint64
+	dir    int  // its cgroup folder
+	events int  // v2: its cgroup.events
+	used   bool // by a command before
 }
+
+// maxSpare is how many empty groups a box keeps.
+const maxSpare = 4
 
 func (g group) name() string { return "c" + strconv.FormatUint(g.n, 10) }
 
+// takeGroup gives an empty group, a new one if need be.
+func (b *Box) takeGroup() (group, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if n := len(b.spare); n > 0 {
+		g := b.spare[n-1]
+		b.spare = b.spare[:n-1]
+		return g, nil
+	}
+	return b.newGroup()
+}
+
 func (b *Box) newGroup() (group, error) {
-	g := group{box: b, n: b.serial.Add(1)}
+	g := group{box: b, n: b.serial.Add(1), events: -1}
 	at := int(b.cgroup.Commands.Fd())
 	if err := unix.Mkdirat(at, g.name(), 0o755); err != nil {
 		return g, err
@@ -34,30 +55,64 @@ func (b *Box) newGroup() (group, error) {
 		return g, err
 	}
 	g.dir = dir
+	if b.cgroup.v2() {
+		g.events, _ = unix.Openat(dir, "cgroup.events", unix.O_RDONLY|unix.O_CLOEXEC, 0) // without it the group is not used again
+	}
 	return g, nil
 }
 
-// enter makes the next fork of the calling thread, the forge, be born in g;
-// leave undoes what the thread itself did.
-func (g group) enter(sys *syscall.SysProcAttr) (leave func() error, err error) {
+// empty reports whether nothing is in a group, nor below it, and it is not
+// frozen.
+func (g group) empty() bool {
+	var b [64]byte
+	n, err := unix.Pread(g.events, b[:], 0)
+	if err != nil || string(b[:n]) != "populated 0\nfrozen 0\n" {
+		return false
+	}
+	var st unix.Stat_t
+	return unix.Fstat(g.dir, &st) == nil && st.Nlink == 2
+}
+
+// fork starts p in g. On v1 the calling thread, the forge, is in g meanwhile.
+func (g group) fork(p Process) (c forked, err error) {
 	if g.box.cgroup.v2() {
-		sys.UseCgroupFD, sys.CgroupFD = true, g.dir
-		return func() error { return nil }, nil
+		return forkInto(p, g.dir, g.box.key)
 	}
 	fd, err := unix.Openat(g.dir, "tasks", unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, err
+		return c, err
 	}
 	defer unix.Close(fd)
 	if _, err := unix.Write(fd, []byte("0")); err != nil {
-		return nil, fmt.Errorf("join command group: %w", err)
+		return c, fmt.Errorf("join command group: %w", err)
 	}
-	return func() error { return joinTasks(g.box.cgroup.Leave) }, nil
+	pidfd := -1
+	sys := &syscall.SysProcAttr{
+		Setsid:     true,
+		Credential: &syscall.Credential{Uid: p.UID, Gid: p.GID, Groups: p.Groups},
+		PidFD:      &pidfd,
+	}
+	if p.TTY {
+		sys.Setctty, sys.Ctty = true, 0
+	}
+	pid, err := syscall.ForkExec(p.Path, p.Argv, &syscall.ProcAttr{
+		Dir: p.Dir, Env: p.Env, Sys: sys,
+		Files: []uintptr{p.Stdin.Fd(), p.Stdout.Fd(), p.Stderr.Fd()},
+	})
+	if e := joinTasks(g.box.cgroup.Leave); e != nil && err == nil {
+		unix.Kill(pid, unix.SIGKILL) //nolint:errcheck // our own child
+		unix.Wait4(pid, nil, 0, nil) //nolint:errcheck
+		err = e
+	}
+	return forked{pid: pid, pidfd: pidfd}, err
 }
 
 // remove deletes the group and reports whether it could: it must be empty.
 func (g group) remove() bool {
 	unix.Close(g.dir)
+	if g.events >= 0 {
+		unix.Close(g.events)
+	}
 	err := unix.Unlinkat(int(g.box.cgroup.Commands.Fd()), g.name(), unix.AT_REMOVEDIR)
 	return err == nil || errors.Is(err, unix.ENOENT)
 }

@@ -33,7 +33,9 @@ var (
 // returns what f returns, which gets it in a goroutine of its own. The calling
 // thread becomes the forge. It is called from main, so that the program's first
 // thread is the one: every other would be one more.
-func Serve(f func(*Shell) error) error {
+func Serve(f func(*Shell) error) error { return serve(prepare, f) }
+
+func serve(prepare func(*forge) (*Shell, error), f func(*Shell) error) error {
 	growStack()
 	runtime.LockOSThread()
 	forge := &forge{work: make(chan func())}
@@ -156,6 +158,10 @@ func mountDev() error {
 	if err := mount("mqueue", stageDev+"/mqueue", "mqueue", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return err
 	}
+	return linkDev()
+}
+
+func linkDev() error {
 	for _, l := range [][2]string{{"pts/ptmx", "/ptmx"}, {"/proc/self/fd", "/fd"}, {"/proc/self/fd/0", "/stdin"},
 		{"/proc/self/fd/1", "/stdout"}, {"/proc/self/fd/2", "/stderr"}, {"/proc/kcore", "/core"}} {
 		if err := unix.Symlink(l[0], stageDev+l[1]); err != nil {
@@ -197,11 +203,8 @@ func mountSys() error {
 }
 
 func maskProc() error {
-	// Any user may ping and bind low ports, as is usual for containers.
-	for _, s := range [][2]string{{"ping_group_range", "0 " + strconv.Itoa(IDRange-1)}, {"ip_unprivileged_port_start", "0"}} {
-		if err := os.WriteFile(stageProc+"/sys/net/ipv4/"+s[0], []byte(s[1]), 0); err != nil && !missing(err) {
-			return fmt.Errorf("set %s: %w", s[0], err)
-		}
+	if err := openNetwork(); err != nil {
+		return err
 	}
 	for _, p := range maskedFiles {
 		if err := bind("/dev/null", stageProc+p); err != nil && !missing(err) {
@@ -224,6 +227,16 @@ func maskProc() error {
 		}
 		if err := unix.Mount("", p, "", ro, ""); err != nil {
 			return fmt.Errorf("make %s read-only: %w", p, err)
+		}
+	}
+	return nil
+}
+
+// openNetwork lets any user ping and bind low ports, as is usual for containers.
+func openNetwork() error {
+	for _, s := range [][2]string{{"ping_group_range", "0 " + strconv.Itoa(IDRange-1)}, {"ip_unprivileged_port_start", "0"}} {
+		if err := os.WriteFile(stageProc+"/sys/net/ipv4/"+s[0], []byte(s[1]), 0); err != nil && !missing(err) {
+			return fmt.Errorf("set %s: %w", s[0], err)
 		}
 	}
 	return nil

@@ -26,6 +26,9 @@ var theReaper reaperWork
 // frame would be put there; all its signals are blocked.
 var reaperStack [1024]byte
 
+// reaperPid is what the shell calls the reaper.
+var reaperPid int
+
 // startReaper gives what the calling thread forks from now on a pid namespace of
 // its own, and starts pid 1 of it. It mounts the namespace's procfs on stageProc, then collects
 // orphans for ever. It shares the shell's memory, of which it touches nothing
@@ -71,6 +74,7 @@ func startReaper() error {
 	if e := binary.NativeEndian.Uint32(b[:]); e != 0 {
 		return fmt.Errorf("mount proc of the box: %w", syscall.Errno(e))
 	}
+	reaperPid = pid
 	return nil
 }
 

@@ -167,7 +167,7 @@ func (g *Group) swapped() int64 {
 		return readInt(g.path("", "work", "memory.swap.current"))
 	}
 	b, _ := os.ReadFile(g.path("memory", "memory.stat"))
-	return parseCount(string(b), "swap ")
+	return Count(string(b), "swap ")
 }
 
 // advise gives a piece of advice for the private memory of all processes of the

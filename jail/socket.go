@@ -9,9 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unix socket addresses hold 107 bytes. Both ends therefore name sockets
-// through a descriptor of their folder, so that data folders may be deep.
-func viaFolder(path string, f func(short string) error) error {
+// ViaFolder calls f with another name of path, through a descriptor of its folder,
+// which is good until f returns. Unix socket addresses hold 107 bytes; so both ends
+// name sockets by it, and data folders may be deep.
+func ViaFolder(path string, f func(short string) error) error {
 	dir, err := os.OpenFile(filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
@@ -27,7 +28,7 @@ func ListenPath(path string, sockType int) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make socket: %w", err)
 	}
-	err = viaFolder(path, func(short string) error {
+	err = ViaFolder(path, func(short string) error {
 		if err := unix.Bind(fd, &unix.SockaddrUnix{Name: short}); err != nil {
 			return err
 		}
@@ -64,7 +65,7 @@ func dial(path string, sockType int) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	err = viaFolder(path, func(short string) error {
+	err = ViaFolder(path, func(short string) error {
 		return unix.Connect(fd, &unix.SockaddrUnix{Name: short})
 	})
 	if err != nil {

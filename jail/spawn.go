@@ -103,7 +103,7 @@ func (s *spawner) fork(listener, sync, cgroup int, p Priority) (pid int, pidfd *
 //go:norace
 //go:nosplit
 func (s *spawner) vfork(args *cloneArgs, listener, sync uintptr) (int, syscall.Errno) {
-	pid, errno := vforkClone3(args, unsafe.Sizeof(*args))
+	pid, errno := vforkClone3(args, unsafe.Sizeof(*args), 0, 0)
 	if errno != 0 || pid != 0 {
 		return pid, syscall.Errno(errno)
 	}

@@ -151,7 +151,7 @@ func (e *entry) living() int {
 // created again: the fault was around it, not in what it was asked to do.
 func worthAgain(c dsec.Cause) bool {
 	switch c {
-	case dsec.CauseGuestDied, dsec.CauseNodeLost, dsec.CauseEvicted, dsec.CauseNodeDown:
+	case dsec.CauseGuestDied, dsec.CauseNodeLost, dsec.CauseEvicted, dsec.CauseNodeDown, dsec.CauseLease:
 		return true
 	}
 	return false

@@ -27,6 +27,7 @@ func TestCauses(t *testing.T) {
 		{dsec.Stopped, dsec.CauseIdle, dsec.EventStopped, false},
 		{dsec.Stopped, dsec.CauseEvicted, dsec.EventStopped, true},
 		{dsec.Stopped, dsec.CauseNodeDown, dsec.EventStopped, true},
+		{dsec.Stopped, dsec.CauseLease, dsec.EventStopped, true},
 		{dsec.Failed, dsec.CauseOOM, dsec.EventOOM, false},
 		{dsec.Failed, dsec.CauseDisk, dsec.EventFailed, false},
 		{dsec.Failed, dsec.CauseGuestDied, dsec.EventFailed, true},

@@ -27,6 +27,12 @@ func (j *Jobs) Fence(s dsec.Services) dsec.Services {
 	if s.Ports != nil {
 		s.Ports = fencedPorts{s.Ports, j}
 	}
+	if s.Snapshots != nil {
+		s.Snapshots = fencedSnapshots{s.Snapshots, j}
+	}
+	if s.Screens != nil {
+		s.Screens = fencedScreens{s.Screens, j}
+	}
 	s.Jobs = j
 	return s
 }

@@ -294,6 +294,20 @@ func (j *Jobs) find(ctx context.Context, id dsec.JobID) (*entry, error) {
 	return found, nil
 }
 
+// unlike names what a job was not made with, "" if it was made with all of spec. Its labels may
+// have been set since, so that those it was made with are not known any more.
+func (e *entry) unlike(spec dsec.JobSpec) string {
+	switch {
+	case spec.ID != "" && spec.ID != e.id:
+		return "id"
+	case spec.OnDisconnect != e.policy:
+		return "policy (on disconnect " + string(e.policy) + ")"
+	case spec.Lease != e.lease:
+		return "lease (" + e.lease.String() + ")"
+	}
+	return ""
+}
+
 // Create makes a job whose first owner is the caller.
 func (j *Jobs) Create(ctx context.Context, spec dsec.JobSpec, opt dsec.CreateOptions) (dsec.Job, error) {
 	const op = "job.Create"
@@ -314,8 +328,8 @@ func (j *Jobs) Create(ctx context.Context, spec dsec.JobSpec, opt dsec.CreateOpt
 	var e *entry
 	seq, err := j.append(func() (change, error) {
 		if old := j.keyed(k.project, opt.Key); old != nil {
-			if spec.ID != "" && spec.ID != old.id || spec.OnDisconnect != old.policy || spec.Lease != old.lease {
-				return change{}, dsec.Errorf(dsec.Conflict, "key %q made another job, %q", opt.Key, old.id)
+			if what := old.unlike(spec); what != "" {
+				return change{}, dsec.Errorf(dsec.Conflict, "key %q made job %q with another %s", opt.Key, old.id, what)
 			}
 			e = old
 			return change{}, nil

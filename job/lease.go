@@ -2,6 +2,7 @@ package job
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -282,6 +283,14 @@ func (e *entry) wants() dsec.OnDisconnect {
 	return e.policy
 }
 
+// reason says why what lives is paused or stopped. Requires: Jobs.mu held.
+func (e *entry) reason() dsec.Reason {
+	if e.state == dsec.JobStopped {
+		return dsec.Reason{Cause: dsec.CauseUser, Detail: fmt.Sprintf("job %s was stopped", e.id)}
+	}
+	return dsec.Reason{Cause: dsec.CauseLease, Detail: fmt.Sprintf("nobody holds the lease of job %s, epoch %d: its policy is %s", e.id, e.epoch, e.policy)}
+}
+
 // sweep does what is wanted with each member, and gives the results once all
 // are there. An owner who comes back ends it between two sandboxes.
 func (j *Jobs) sweep(e *entry) []dsec.JobResult {
@@ -294,6 +303,7 @@ func (j *Jobs) sweep(e *entry) []dsec.JobResult {
 	j.forEach(j.life, len(ids), func(ctx context.Context, i int) {
 		j.mu.Lock()
 		want := e.wants()
+		ctx = dsec.WithReason(ctx, e.reason())
 		state := dsec.Running
 		if m := j.members[ids[i].id]; m != nil {
 			state = m.state

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -40,7 +41,7 @@ func Features(dir string) []dsec.FeatureStatus {
 			return out
 		}
 	}
-	defer m.Close()
+	defer Unmount(m) //nolint:errcheck // a probe's
 	o := Overlay{Lowers: []*os.File{m}, Upper: filepath.Join(tmp, "upper"), Work: filepath.Join(tmp, "work")}
 	for _, d := range []string{o.Upper, o.Work} {
 		if err := os.Mkdir(d, 0o755); err != nil {
@@ -48,16 +49,11 @@ func Features(dir string) []dsec.FeatureStatus {
 			return out
 		}
 	}
-	r, err := o.mount(func(fs *fsContext) { fs.setFile("lowerdir+", m) })
-	if add("overlay on descriptors", "lower layers by descriptor (Linux 6.15 or newer)", "lower layers are named by path in a mount namespace made for each create: about a millisecond more", err) {
+	r, err := o.mount()
+	if add("overlay on descriptors", "lower layers by descriptor (Linux 6.15 or newer)", "lower layers are named by path in a mount namespace of the node's: about a millisecond more", err) {
 		r.Close()
 	}
-	userns, err := os.Open("/proc/self/ns/user")
-	if err == nil {
-		defer userns.Close()
-		err = probeIDMap(m)
-	}
-	add("idmapped mounts", "of EROFS (Linux 5.19 or newer)", "no sandbox can be made", err)
+	add("idmapped mounts", "of EROFS (Linux 5.19 or newer)", "no sandbox can be made", probeIDMap(m))
 	out = append(out, dsec.FeatureStatus{Name: "disk quota", Detail: "none used on this file system",
 		Cost: "disk limits are watched every two seconds: a sandbox may write beyond its limit for that long before it is ended"})
 	return out
@@ -66,19 +62,16 @@ func Features(dir string) []dsec.FeatureStatus {
 // probeIDMap asks for an ID mapping with the mount's own user namespace, which
 // a kernel that knows the call refuses with EPERM and no other.
 func probeIDMap(layer *os.File) error {
-	fd, err := unix.OpenTree(int(layer.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
-	if err != nil {
-		return err
-	}
-	defer unix.Close(fd)
 	ns, err := os.Open("/proc/self/ns/user")
 	if err != nil {
 		return err
 	}
 	defer ns.Close()
-	attr := unix.MountAttr{Attr_set: unix.MOUNT_ATTR_IDMAP, Userns_fd: uint64(ns.Fd())}
-	err = unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &attr)
-	if err == nil || err == unix.EPERM {
+	m, err := mapped(layer, ns)
+	if err == nil {
+		m.Close()
+	}
+	if errors.Is(err, unix.EPERM) {
 		return nil
 	}
 	return err

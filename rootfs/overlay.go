@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime"
-	"strconv"
 
 	"golang.org/x/sys/unix"
 
@@ -18,7 +16,7 @@ type Overlay struct {
 	Lowers []*os.File // shared layer mounts, lowest first
 	UserNS *os.File   // the user namespace whose ids the lowers are shown in; none when nil
 	Upper  string     // writable folder, owned by the namespace's root
-	Work   string     // empty folder on the same file system
+	Work   string     // empty folder beside it
 }
 
 // MaxLowers is the kernel's limit of overlay layers.
@@ -30,51 +28,69 @@ func (o Overlay) Mount() (*os.File, error) {
 	if len(o.Lowers) == 0 || len(o.Lowers) > MaxLowers {
 		return nil, dsec.Errorf(dsec.Invalid, "an overlay has 1 to %d layers, not %d", MaxLowers, len(o.Lowers))
 	}
-	lowers := make([]*os.File, 0, len(o.Lowers))
-	defer func() {
-		for _, l := range lowers {
-			l.Close()
-		}
-	}()
-	for i := len(o.Lowers) - 1; i >= 0; i-- { // the kernel wants the topmost first
-		l, err := idmapped(o.Lowers[i], o.UserNS)
-		if err != nil {
-			return nil, err
-		}
-		lowers = append(lowers, l)
-	}
-	m, err := o.mount(func(fs *fsContext) {
-		for _, l := range lowers {
-			fs.setFile("lowerdir+", l)
-		}
-	})
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) {
-		if m, e := o.mountByPath(lowers); e == nil {
+	m, err := o.mount()
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EBADF) || errors.Is(err, unix.EOPNOTSUPP) {
+		if m, e := o.mountByPath(); e == nil {
 			return m, nil
+		} else if errors.Is(err, errNoClone) {
+			return nil, e
 		}
 	}
 	return m, err
 }
 
-func (o Overlay) mount(setLowers func(*fsContext)) (*os.File, error) {
+// mount gives the kernel the lowers as descriptors, which it takes since 6.15.
+func (o Overlay) mount() (*os.File, error) {
 	fs, err := openFS("overlay")
 	if err != nil {
 		return nil, err
 	}
 	defer fs.close()
 	fs.set("source", "dsec")
-	setLowers(fs)
+	for i := len(o.Lowers) - 1; i >= 0; i-- { // the kernel wants the topmost first
+		l, err := idmapped(o.Lowers[i], o.UserNS)
+		if err != nil {
+			return nil, err
+		}
+		defer l.Close() // a detached mount ends with its descriptor
+		fs.setFile("lowerdir+", l)
+	}
 	fs.set("upperdir", o.Upper)
 	fs.set("workdir", o.Work)
 	fs.flag("volatile")
 	return fs.mount(0)
 }
 
+// mountByPath serves older kernels.
+func (o Overlay) mountByPath() (m *os.File, err error) {
+	dir := filepath.Dir(o.Upper)
+	if dir != filepath.Dir(o.Work) {
+		return nil, dsec.Errorf(dsec.Invalid, "the writable folders %s and %s are not in one", o.Upper, o.Work)
+	}
+	writable, err := MountFolder(dir, nil)
+	if err != nil {
+		return nil, err
+	}
+	defer writable.Close()
+	err = inAttic(func(a *attic) error {
+		m, err = a.overlay(o, writable)
+		return err
+	})
+	return m, err
+}
+
+// errNoClone is the answer of a kernel before 6.15 to cloning what is attached
+// nowhere.
+var errNoClone = errors.New("the kernel does not clone a detached mount")
+
 // idmapped clones a layer's mount so that uid n of the layer is uid n of the
 // namespace.
 func idmapped(layer, userns *os.File) (*os.File, error) {
 	fd, err := unix.OpenTree(int(layer.Fd()), "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
+		if err == unix.EINVAL {
+			err = fmt.Errorf("%w: %w", errNoClone, err)
+		}
 		return nil, fmt.Errorf("clone layer mount: %w", err)
 	}
 	f := os.NewFile(uintptr(fd), "layer")
@@ -87,51 +103,6 @@ func idmapped(layer, userns *os.File) (*os.File, error) {
 		return nil, fmt.Errorf("map ids of layer mount: %w", err)
 	}
 	return f, nil
-}
-
-// mountByPath serves kernels before 6.15, which take no descriptors of detached
-// mounts: the lowers are attached in a mount namespace of the thread's own,
-// named by path, and the thread is thrown away.
-func (o Overlay) mountByPath(lowers []*os.File) (*os.File, error) {
-	type result struct {
-		m   *os.File
-		err error
-	}
-	res := make(chan result, 1)
-	go func() {
-		runtime.LockOSThread() // never unlocked: the thread ends with its namespace
-		m, err := func() (*os.File, error) {
-			if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
-				return nil, err
-			}
-			if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-				return nil, err
-			}
-			const at = "/proc" // upper and work are named by real paths, so any other folder may be covered
-			if err := unix.Mount("lowers", at, "tmpfs", 0, "size=64k"); err != nil {
-				return nil, err
-			}
-			var paths []string
-			for i, l := range lowers {
-				p := filepath.Join(at, strconv.Itoa(i))
-				if err := os.Mkdir(p, 0o700); err != nil {
-					return nil, err
-				}
-				if err := unix.MoveMount(int(l.Fd()), "", unix.AT_FDCWD, p, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-					return nil, err
-				}
-				paths = append(paths, p)
-			}
-			return o.mount(func(fs *fsContext) {
-				for _, p := range paths {
-					fs.set("lowerdir+", p)
-				}
-			})
-		}()
-		res <- result{m, err}
-	}()
-	r := <-res
-	return r.m, r.err
 }
 
 // MountFolder gives a folder as a detached mount, for roots that are used in

@@ -1,7 +1,8 @@
 // Package rootfs makes environments mountable: one shared, reference-counted
 // EROFS mount per layer and node, and an overlay of them for each sandbox. All
 // mounts are detached: they are in no mount table, and vanish with the last
-// descriptor or namespace that holds them.
+// descriptor or namespace that holds them. Kernels before 6.15 want layers to be
+// attached somewhere, see attic.go; they are in no table of the host's either.
 //
 // It does not know names, images or blobs: a layer is a metadata image and its
 // data devices as local files, which package image verifies and hands over. It
@@ -36,6 +37,7 @@ type Layer struct {
 	Digest string   // of its manifest; the key of sharing
 	Meta   string   // EROFS metadata image
 	Data   []string // data devices, in the order of its device table
+	Lazy   bool     // reading may have to wait for a store
 }
 
 // Source finds a layer's verified local files.
@@ -50,6 +52,7 @@ const IdleLayers = 64
 // use.
 type Layers struct {
 	source Source
+	holder Holder // of mounts; nil: they end with the process
 
 	mu    sync.Mutex
 	table map[string]*shared
@@ -60,6 +63,7 @@ type shared struct {
 	users int
 	ready chan struct{} // closed when mount or err is set
 	mount *os.File
+	held  string // its name in the holder; "" if it is not there
 	err   error
 }
 
@@ -101,7 +105,7 @@ func (l *Layers) acquire(ctx context.Context, digest string) (*os.File, error) {
 	if !ok {
 		// The mount outlives the call that asked first, so its deadline does
 		// not decide for the others that wait.
-		s.mount, s.err = l.mount(context.WithoutCancel(ctx), digest)
+		s.mount, s.held, s.err = l.mount(context.WithoutCancel(ctx), digest)
 		close(s.ready)
 	}
 	select {
@@ -117,12 +121,15 @@ func (l *Layers) acquire(ctx context.Context, digest string) (*os.File, error) {
 	return s.mount, nil
 }
 
-func (l *Layers) mount(ctx context.Context, digest string) (*os.File, error) {
+func (l *Layers) mount(ctx context.Context, digest string) (m *os.File, held string, err error) {
 	layer, err := l.source.Layer(ctx, digest)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	return MountLayer(layer)
+	if m, err = MountLayer(layer); err != nil {
+		return nil, "", err
+	}
+	return m, l.hold(digest, layer, m), nil
 }
 
 func (l *Layers) release(digest string) {
@@ -160,7 +167,8 @@ func (l *Layers) drop(digest string) {
 		}
 	}
 	if s := l.table[digest]; s != nil && s.users == 0 {
-		s.mount.Close()
+		l.letGo(s)
+		Unmount(s.mount) //nolint:errcheck // at worst it stays until the process ends
 		delete(l.table, digest)
 	}
 }
@@ -185,8 +193,8 @@ func (l *Layers) InUse() []string {
 	return out
 }
 
-// MountLayer mounts an EROFS layer read-only and detached. Files that are no
-// such layer are Invalid, with the kernel's reason.
+// MountLayer mounts an EROFS layer read-only and detached; Unmount ends that.
+// Files that are no such layer are Invalid, with the kernel's reason.
 func MountLayer(l Layer) (*os.File, error) {
 	m, err := mountErofs(l.Meta, l.Data)
 	if errors.Is(err, unix.ENOTBLK) {

@@ -3,6 +3,7 @@ package rootfs
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -12,11 +13,31 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// TestFeaturesAreThere asks for all that the running kernel is new enough for.
 func TestFeaturesAreThere(t *testing.T) {
+	since := map[string][2]int{"EROFS on files": {6, 12}, "overlay on descriptors": {6, 15}}
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		t.Fatal(err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(unix.ByteSliceToString(u.Release[:]), "%d.%d", &major, &minor); err != nil {
+		t.Fatal(err)
+	}
+	seen := map[string]bool{}
 	for _, f := range Features(t.TempDir()) {
-		if !f.OK && f.Name != "disk quota" {
+		seen[f.Name] = true
+		v := since[f.Name]
+		old := major < v[0] || major == v[0] && minor < v[1]
+		if !f.OK && !old && f.Name != "disk quota" {
 			t.Errorf("feature %s: %s", f.Name, f.Detail)
 		}
+		if f.OK && old {
+			t.Errorf("feature %s is there in Linux %d.%d", f.Name, major, minor)
+		}
+	}
+	if !seen["idmapped mounts"] {
+		t.Errorf("looked at %v only", seen)
 	}
 }
 
@@ -163,7 +184,11 @@ func TestFallbacks(t *testing.T) {
 	if err != nil {
 		t.Fatal("EROFS on loop devices:", err)
 	}
-	defer m.Close()
+	defer func() {
+		if err := Unmount(m); err != nil {
+			t.Error(err)
+		}
+	}()
 	readProbe(t, m)
 	dir := t.TempDir()
 	o := Overlay{Lowers: []*os.File{m}, Upper: filepath.Join(dir, "u"), Work: filepath.Join(dir, "w")}
@@ -172,12 +197,7 @@ func TestFallbacks(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	clone, err := idmapped(m, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer clone.Close()
-	r, err := o.mountByPath([]*os.File{clone})
+	r, err := o.mountByPath()
 	if err != nil {
 		t.Fatal("overlay by path:", err)
 	}

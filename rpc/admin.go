@@ -29,7 +29,7 @@ func TokenFromWire(w *dsecv1.Token) dsec.Token {
 func ProjectToWire(p dsec.Project) *dsecv1.Project {
 	w := &dsecv1.Project{Name: string(p.Name), Created: stamp(p.Created), Quota: QuotaToWire(p.Quota)}
 	if u := p.Used; u != (dsec.Share{}) {
-		w.Used = &dsecv1.Share{Sandboxes: count(u.Sandboxes), Cpu: u.CPU, Memory: u.Memory}
+		w.Used = &dsecv1.Share{Sandboxes: count(u.Sandboxes), Cpu: u.CPU, Memory: u.Memory, Images: u.Images}
 	}
 	return w
 }
@@ -39,7 +39,7 @@ func ProjectFromWire(w *dsecv1.Project) dsec.Project {
 	u := w.GetUsed()
 	return dsec.Project{
 		Name: dsec.ProjectID(w.GetName()), Created: unstamp(w.GetCreated()), Quota: QuotaFromWire(w.GetQuota()),
-		Used: dsec.Share{Sandboxes: int(u.GetSandboxes()), CPU: u.GetCpu(), Memory: u.GetMemory()},
+		Used: dsec.Share{Sandboxes: int(u.GetSandboxes()), CPU: u.GetCpu(), Memory: u.GetMemory(), Images: u.GetImages()},
 	}
 }
 
@@ -48,12 +48,12 @@ func QuotaToWire(q dsec.Quota) *dsecv1.Quota {
 	if q == (dsec.Quota{}) {
 		return nil
 	}
-	return &dsecv1.Quota{Sandboxes: count(q.Sandboxes), Cpu: q.CPU, Memory: q.Memory, Ttl: span(q.TTL)}
+	return &dsecv1.Quota{Sandboxes: count(q.Sandboxes), Cpu: q.CPU, Memory: q.Memory, Ttl: span(q.TTL), Images: q.Images}
 }
 
 // QuotaFromWire is the inverse of QuotaToWire.
 func QuotaFromWire(w *dsecv1.Quota) dsec.Quota {
-	return dsec.Quota{Sandboxes: int(w.GetSandboxes()), CPU: w.GetCpu(), Memory: w.GetMemory(), TTL: unspan(w.GetTtl())}
+	return dsec.Quota{Sandboxes: int(w.GetSandboxes()), CPU: w.GetCpu(), Memory: w.GetMemory(), TTL: unspan(w.GetTtl()), Images: w.GetImages()}
 }
 
 // DelegationToWire gives d for the wire.
@@ -85,7 +85,7 @@ func NodeToWire(n dsec.Node) *dsecv1.Node {
 	w := &dsecv1.Node{
 		Name: n.Name, Number: uint32(n.Place.Node), Epoch: n.Place.Epoch, Version: n.Version,
 		Sandboxes: count(n.Sandboxes), Cpus: count(n.CPUs), Load: n.Load, Memory: n.Memory, Available: n.Available,
-		Disk: n.Disk, DiskFree: n.DiskFree,
+		Disk: n.Disk, DiskFree: n.DiskFree, Store: n.Store, Cache: n.Cache, Cached: n.Cached, Fetched: n.Fetched,
 		Pressure: &dsecv1.Pressure{Cpu: n.Pressure.CPU, Memory: n.Pressure.Memory, Io: n.Pressure.IO},
 	}
 	for _, k := range n.Kinds {
@@ -104,6 +104,7 @@ func NodeFromWire(w *dsecv1.Node) dsec.Node {
 		Name: w.GetName(), Place: dsec.Place{Node: uint16(w.GetNumber()), Epoch: w.GetEpoch()}, Version: w.GetVersion(),
 		Sandboxes: int(w.GetSandboxes()), CPUs: int(w.GetCpus()), Load: w.GetLoad(), Memory: w.GetMemory(),
 		Available: w.GetAvailable(), Disk: w.GetDisk(), DiskFree: w.GetDiskFree(),
+		Store: w.GetStore(), Cache: w.GetCache(), Cached: w.GetCached(), Fetched: w.GetFetched(),
 		Pressure: dsec.Pressure{CPU: p.GetCpu(), Memory: p.GetMemory(), IO: p.GetIo()},
 	}
 	for _, k := range w.GetKinds() {

@@ -17,7 +17,8 @@ var procedures = sync.OnceValue(func() map[string]bool {
 	for _, f := range []protoreflect.FileDescriptor{
 		dsecv1.File_dsec_v1_sandboxes_proto, dsecv1.File_dsec_v1_commands_proto, dsecv1.File_dsec_v1_files_proto,
 		dsecv1.File_dsec_v1_ports_proto, dsecv1.File_dsec_v1_images_proto, dsecv1.File_dsec_v1_jobs_proto, dsecv1.File_dsec_v1_admin_proto,
-		dsecv1.File_dsec_v1_trajectories_proto,
+		dsecv1.File_dsec_v1_trajectories_proto, dsecv1.File_dsec_v1_snapshots_proto, dsecv1.File_dsec_v1_screens_proto,
+		dsecv1.File_dsec_v1_functions_proto,
 	} {
 		for i := range f.Services().Len() {
 			s := f.Services().Get(i)

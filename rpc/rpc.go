@@ -53,7 +53,10 @@ func Handler(s dsec.Services, o Options) http.Handler {
 	register[dsecv1.PortsHandler](server, s.Ports != nil, dsecv1.RegisterPortsHandler, ports{h}, dsecv1.UnimplementedPortsHandler{})
 	register[dsecv1.ImagesHandler](server, s.Images != nil, dsecv1.RegisterImagesHandler, images{h}, dsecv1.UnimplementedImagesHandler{})
 	register[dsecv1.JobsHandler](server, s.Jobs != nil, dsecv1.RegisterJobsHandler, jobs{h}, dsecv1.UnimplementedJobsHandler{})
+	register[dsecv1.FunctionsHandler](server, s.Functions != nil, dsecv1.RegisterFunctionsHandler, functions{h}, dsecv1.UnimplementedFunctionsHandler{})
 	register[dsecv1.TrajectoriesHandler](server, s.Trajectories != nil, dsecv1.RegisterTrajectoriesHandler, trajectories{h}, dsecv1.UnimplementedTrajectoriesHandler{})
+	register[dsecv1.SnapshotsHandler](server, s.Snapshots != nil, dsecv1.RegisterSnapshotsHandler, snapshots{h}, dsecv1.UnimplementedSnapshotsHandler{})
+	register[dsecv1.ScreensHandler](server, s.Screens != nil, dsecv1.RegisterScreensHandler, screens{h}, dsecv1.UnimplementedScreensHandler{})
 	register[dsecv1.TokensHandler](server, s.Tokens != nil, dsecv1.RegisterTokensHandler, tokens{h}, dsecv1.UnimplementedTokensHandler{})
 	register[dsecv1.ProjectsHandler](server, s.Projects != nil, dsecv1.RegisterProjectsHandler, projects{h}, dsecv1.UnimplementedProjectsHandler{})
 	register[dsecv1.NodesHandler](server, s.Nodes != nil, dsecv1.RegisterNodesHandler, nodes{h}, dsecv1.UnimplementedNodesHandler{})
@@ -63,7 +66,8 @@ func Handler(s dsec.Services, o Options) http.Handler {
 		connecthttp.WithReadMaxBytes(maxMessage),
 		connecthttp.WithConditionalOptions(func(spec connect.Spec) []connecthttp.Option {
 			switch spec.Procedure {
-			case dsecv1.SandboxesCreateProcedure, dsecv1.CommandsStartProcedure, dsecv1.CommandsRunProcedure, dsecv1.JobsCreateManyProcedure:
+			case dsecv1.SandboxesCreateProcedure, dsecv1.CommandsStartProcedure, dsecv1.CommandsRunProcedure, dsecv1.JobsCreateManyProcedure,
+				dsecv1.FunctionsCallProcedure, dsecv1.FunctionsBatchProcedure:
 				return []connecthttp.Option{connecthttp.WithReadMaxBytes(MaxRequest)}
 			}
 			return nil
@@ -180,11 +184,29 @@ func (h *handler) on(ctx context.Context) (dsec.Call, error) {
 	return dsec.Call{Sandbox: id, Step: step, Epoch: dsec.EpochFrom(ctx)}, err
 }
 
-// withEpoch gives a context that carries the epoch of the request, if it has one.
+// check refuses a request that gives one of our headers twice, where nobody knows which is
+// meant, or empty: a step that got lost would be a command that runs twice.
+func (c *call) check() error {
+	for _, name := range []string{HeaderSandbox, HeaderStep, HeaderKey, HeaderEpoch} {
+		switch v := c.header[name]; {
+		case len(v) > 1:
+			return dsec.Errorf(dsec.Invalid, "header %s is given %d times", name, len(v))
+		case len(v) == 1 && v[0] == "":
+			return dsec.Errorf(dsec.Invalid, "header %s is empty: leave it out, or give it a value", name)
+		}
+	}
+	return nil
+}
+
+// withEpoch checks the headers of a request and gives a context that carries its epoch, if it
+// has one.
 func withEpoch(ctx context.Context) (context.Context, error) {
 	c, ok := ctx.Value(callKey{}).(*call)
 	if !ok {
 		return ctx, nil
+	}
+	if err := c.check(); err != nil {
+		return ctx, err
 	}
 	epoch, err := ParseEpoch(c.header.Get(HeaderEpoch))
 	if err != nil || epoch == 0 {

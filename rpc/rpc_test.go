@@ -115,7 +115,11 @@ func (r rig) post(t *testing.T, method, kind string, body []byte, headers ...str
 	req.Header.Set("Content-Type", kind)
 	req.Header.Set("Dsec-Sandbox", string(r.id))
 	for i := 0; i < len(headers); i += 2 {
-		req.Header.Set(headers[i], headers[i+1])
+		if i > 1 && headers[i] == headers[i-2] { // a second one
+			req.Header.Add(headers[i], headers[i+1])
+		} else {
+			req.Header.Set(headers[i], headers[i+1])
+		}
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
@@ -170,6 +174,14 @@ func TestByHand(t *testing.T) {
 	}
 	if res, b := r.post(t, "Commands/Run", js, []byte(`{"command":{"shell":"true"}}`), "Dsec-Step", "x"); res.StatusCode != 400 || !bytes.Contains(b, []byte("SESSION:NUMBER")) {
 		t.Errorf("bad step: %s %s", res.Status, b)
+	}
+	for _, name := range []string{"Dsec-Sandbox", "Dsec-Step", "Dsec-Key", "Dsec-Job-Epoch"} {
+		value := map[string]string{"Dsec-Sandbox": string(r.id), "Dsec-Step": "s:1"}[name]
+		for _, headers := range [][]string{{name, ""}, {name, value, name, value}, {name, value, name, ""}} {
+			if res, b := r.post(t, "Commands/Run", js, []byte(`{"command":{"shell":"true"}}`), headers...); res.StatusCode != 400 || !bytes.Contains(b, []byte("header "+name+" is ")) {
+				t.Errorf("%q: %s %s", headers, res.Status, b)
+			}
+		}
 	}
 	big := `{"command":{"shell":"` + strings.Repeat("x", rpc.MaxRequest) + `"}}`
 	if res, b := r.post(t, "Commands/Run", js, []byte(big)); res.StatusCode != 429 || !bytes.Contains(b, []byte("resource_exhausted")) {
@@ -288,7 +300,7 @@ func TestNilServices(t *testing.T) {
 	defer s.Close()
 	c, _ := client.Open(client.Config{URL: s.URL, Transport: &http.Transport{DisableKeepAlives: true}})
 	var e *dsec.Error
-	if _, err := c.Images.List(t.Context()); !errors.As(err, &e) || e.Kind != dsec.Unsupported || e.Request == "" {
+	if _, err := c.Images.List(t.Context(), dsec.ImageQuery{}); !errors.As(err, &e) || e.Kind != dsec.Unsupported || e.Request == "" {
 		t.Errorf("List: %v, want Unsupported", err)
 	}
 }
@@ -357,7 +369,7 @@ assert made["id"] == again["id"], (made, again)
 ran = call("Commands/Run", {"command": {"argv": ["echo", "grüße"]}}, **{"Dsec-Sandbox": made["id"], "Dsec-Step": "s:1"})
 assert ran["status"]["code"] == 0, ran
 assert base64.b64decode(ran["stdout"]).decode() == "grüße\n", ran
-missing = call("Sandboxes/Get", {}, **{"Dsec-Sandbox": box[:-1] + "x"})
+missing = call("Sandboxes/Get", {}, **{"Dsec-Sandbox": box[:-1] + ("y" if box[-1] == "x" else "x")})
 assert missing["code"] == "not_found", missing
 # A stream: five bytes of head, then JSON.
 def frame(m):

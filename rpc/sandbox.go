@@ -23,6 +23,7 @@ func SpecToWire(s dsec.Spec) *dsecv1.Spec {
 		Project:  string(s.Project),
 		Network:  string(s.Network),
 		Api:      DelegationToWire(s.API),
+		From:     s.From,
 	}
 	if r := s.Resources; r != (dsec.Resources{}) {
 		w.Resources = &dsecv1.Resources{Cpu: r.CPU, Memory: r.Memory, Disk: r.Disk, Pids: count(r.Pids)}
@@ -50,6 +51,7 @@ func SpecFromWire(w *dsecv1.Spec) dsec.Spec {
 		Project:     dsec.ProjectID(w.GetProject()),
 		Network:     dsec.Network(w.GetNetwork()),
 		API:         DelegationFromWire(w.GetApi()),
+		From:        w.GetFrom(),
 	}
 }
 

@@ -66,6 +66,14 @@ func (s projects) List(ctx context.Context, _ *dsecv1.ProjectsListRequest) (*dse
 	return &dsecv1.ProjectsListResponse{Projects: each(all, ProjectToWire)}, err
 }
 
+func (s projects) SetQuota(ctx context.Context, req *dsecv1.ProjectsSetQuotaRequest) (*dsecv1.ProjectsSetQuotaResponse, error) {
+	name := dsec.ProjectID(req.GetName())
+	if err := manages(ctx, name); err != nil {
+		return nil, err
+	}
+	return &dsecv1.ProjectsSetQuotaResponse{}, s.services.Projects.SetQuota(ctx, name, QuotaFromWire(req.GetQuota()))
+}
+
 func (s projects) Remove(ctx context.Context, req *dsecv1.ProjectsRemoveRequest) (*dsecv1.ProjectsRemoveResponse, error) {
 	name := dsec.ProjectID(req.GetName())
 	if err := manages(ctx, name); err != nil {
@@ -74,7 +82,7 @@ func (s projects) Remove(ctx context.Context, req *dsecv1.ProjectsRemoveRequest)
 	return &dsecv1.ProjectsRemoveResponse{}, s.services.Projects.Remove(ctx, name)
 }
 
-// manages is Denied unless the caller may make and remove a project.
+// manages is Denied unless the caller may make, change and remove a project.
 func manages(ctx context.Context, p dsec.ProjectID) error {
 	c, bounded, err := delegator(ctx)
 	if !bounded || err != nil {

@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
+	"iter"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
@@ -42,7 +44,58 @@ func (l *Log) openBody(ctx context.Context, r raw, h *head) (io.ReadCloser, erro
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", errMalformed, err)
 	}
-	return l.cfg.Store.Get(ctx, d, 0, -1)
+	in, err := l.cfg.Store.Get(ctx, d, 0, -1)
+	if err != nil {
+		return nil, damaged(h, err)
+	}
+	return stored{blob.Check(in, d, h.Size), h}, nil
+}
+
+// stored is a body in the store. Its last bytes come only if all of it is what was recorded.
+type stored struct {
+	io.ReadCloser
+	h *head
+}
+
+func (s stored) Read(p []byte) (int, error) {
+	n, err := s.ReadCloser.Read(p)
+	if err != nil && err != io.EOF {
+		err = damaged(s.h, err)
+	}
+	return n, err
+}
+
+// damaged gives the error of reading the body of a record: Lost when the store has it no more,
+// or other bytes in its place, and what it was otherwise: a store may be away.
+func damaged(h *head, err error) error {
+	switch {
+	case errors.Is(err, blob.ErrCorrupt), errors.Is(err, blob.ErrNotFound), dsec.KindOf(err) == dsec.Invalid:
+		return dsec.Errorf(dsec.Lost, "the %s of record %d is damaged in the store: %w", h.Body, h.Seq, err)
+	case dsec.KindOf(err) == dsec.Internal:
+		return dsec.Errorf(dsec.Unavailable, "read the %s of record %d from the store: %w", h.Body, h.Seq, err)
+	}
+	return err
+}
+
+// outputs yields the recorded output of a command. All of it is read and checked, whatever
+// part the caller is after: an error comes in place of the last ones.
+func (l *Log) outputs(ctx context.Context, r recorded) iter.Seq2[dsec.Output, error] {
+	return func(yield func(dsec.Output, error) bool) {
+		in, err := l.openBody(ctx, r.raw, r.answer)
+		if err != nil {
+			yield(dsec.Output{}, err)
+			return
+		}
+		defer in.Close()
+		for o, err := range dsec.ReadOutput(in) {
+			if dsec.KindOf(err) == dsec.Invalid && err != nil {
+				err = damaged(r.answer, err)
+			}
+			if !yield(o, err) || err != nil {
+				return
+			}
+		}
+	}
 }
 
 // spool takes a body whose size nobody knows yet: in memory while it is small,

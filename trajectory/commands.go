@@ -1,7 +1,6 @@
 package trajectory
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -52,8 +51,13 @@ func (c commands) Run(ctx context.Context, on dsec.Call, cmd dsec.Command, stdin
 	case b.answer != 0:
 		return c.result(ctx, on.Sandbox, b.answer)
 	case b.first:
+		cmd, err := c.asRecorded(ctx, on, b, cmd)
+		if err != nil {
+			c.r.log.settle(b.chain, b.flight, nil, 0, err)
+			return dsec.Result{}, err
+		}
 		c.r.work.Go(func() {
-			call := dsec.Call{Sandbox: on.Sandbox, Step: guestStep(on.Step, b.flight.request)}
+			call := dsec.Call{Sandbox: on.Sandbox, Step: b.chain.guestStep(on.Step, b.flight.request)}
 			res, err := c.r.inner.Commands.Run(c.r.carry(ctx), call, cmd, stdin)
 			c.ended(b, call, res.CommandStatus, &res, err)
 		})
@@ -90,7 +94,13 @@ func (c commands) Start(ctx context.Context, on dsec.Call, cmd dsec.Command) (ds
 	case b.answer != 0:
 		return c.status(ctx, on.Sandbox, b.answer)
 	}
-	call := dsec.Call{Sandbox: on.Sandbox, Step: guestStep(on.Step, b.flight.request)}
+	if cmd, err = c.asRecorded(ctx, on, b, cmd); err != nil {
+		if b.first {
+			c.r.log.settle(b.chain, b.flight, nil, 0, err)
+		}
+		return dsec.CommandStatus{}, err
+	}
+	call := dsec.Call{Sandbox: on.Sandbox, Step: b.chain.guestStep(on.Step, b.flight.request)}
 	type started struct {
 		st  dsec.CommandStatus
 		err error
@@ -112,11 +122,30 @@ func (c commands) Start(ctx context.Context, on dsec.Call, cmd dsec.Command) (ds
 	})
 	select {
 	case s := <-got:
+		if s.err == nil && s.st.Outcome != dsec.StillRunning {
+			return c.over(ctx, on, b)
+		}
 		s.st.Replayed = !b.first
 		return s.st, s.err
 	case <-ctx.Done():
 		return dsec.CommandStatus{}, context.Cause(ctx)
 	}
+}
+
+// over is Start's answer for a command that has ended by now: an end is not
+// shown before it is durable.
+func (c commands) over(ctx context.Context, on dsec.Call, b begun) (dsec.CommandStatus, error) {
+	select {
+	case <-b.flight.done:
+	case <-ctx.Done():
+		return dsec.CommandStatus{}, context.Cause(ctx)
+	}
+	if err := b.flight.err; err != nil {
+		return dsec.CommandStatus{}, err
+	}
+	st, err := c.status(ctx, on.Sandbox, b.flight.answer)
+	st.Replayed = !b.first
+	return st, err
 }
 
 // follow waits for the end of a command and records it.
@@ -137,10 +166,15 @@ func (c commands) ended(b begun, call dsec.Call, st dsec.CommandStatus, res *dse
 		c.r.finish(b, nil, body{}, err) //nolint:errcheck // the next process finds the command
 		return
 	}
+	if err == nil && st.Outcome == dsec.Interrupted {
+		// A guest's last word while it goes: the end of its sandbox says it better.
+		err = dsec.Errorf(dsec.Conflict, "the sandbox has ended")
+	}
 	if err != nil && unsure(err) {
 		// It may have run. The end of the sandbox records it as interrupted; until
-		// then whoever repeats its step asks the guest again, which knows it.
+		// then whoever repeats its step, or looks at it, asks the guest again.
 		c.r.log.settle(b.chain, b.flight, nil, 0, err)
+		c.r.lookAgain(b.chain)
 		return
 	}
 	var answer json.RawMessage
@@ -221,24 +255,15 @@ func (c commands) result(ctx context.Context, id dsec.SandboxID, answer uint64) 
 	if r.answer.Body == "" {
 		return res, nil
 	}
-	in, err := c.r.log.openBody(ctx, r.raw, r.answer)
-	if err != nil {
-		return dsec.Result{}, err
-	}
-	defer in.Close()
-	gap := false
-	for o, err := range dsec.ReadOutput(in) {
+	for o, err := range c.r.log.outputs(ctx, r) {
 		if err != nil {
 			return dsec.Result{}, err
 		}
-		if gap = gap || o.Gap > 0; gap {
-			break // Run returns beginnings
-		}
-		to := &res.Out
+		to, kept := &res.Out, st.Stdout.Kept // behind that come last bytes, and Run returns beginnings
 		if o.Stream == dsec.Stderr {
-			to = &res.Err
+			to, kept = &res.Err, st.Stderr.Kept
 		}
-		*to = append(*to, o.Data[:min(len(o.Data), dsec.MaxRunOutput-len(*to))]...)
+		*to = append(*to, o.Data[:min(int64(len(o.Data)), min(dsec.MaxRunOutput, kept)-int64(len(*to)))]...)
 	}
 	return res, nil
 }
@@ -290,13 +315,7 @@ func (c commands) replay(ctx context.Context, id dsec.SandboxID, answer uint64, 
 	end := int64(0)
 	gap := int64(0)
 	if r.answer.Body != "" {
-		in, err := c.r.log.openBody(ctx, r.raw, r.answer)
-		if err != nil {
-			yield(dsec.Output{}, err)
-			return
-		}
-		defer in.Close()
-		for o, err := range dsec.ReadOutput(in) {
+		for o, err := range c.r.log.outputs(ctx, r) {
 			if err != nil {
 				yield(dsec.Output{}, err)
 				return
@@ -324,24 +343,34 @@ func (c commands) replay(ctx context.Context, id dsec.SandboxID, answer uint64, 
 	yield(dsec.Output{Offset: end, Gap: gap, Status: &st}, nil)
 }
 
+// safeTries is how often safely follows a command whose call broke off.
+const safeTries = 3
+
 // safely waits until the end of a command is durable, and takes the step out
 // of its status if nobody but the recorder knows it.
 func (c commands) safely(ctx context.Context, id dsec.SandboxID, st *dsec.CommandStatus) error {
-	if st.Outcome != dsec.StillRunning {
-		ch := c.r.log.chain(id)
+	ch := c.r.log.chain(id)
+	for try := 1; st.Outcome != dsec.StillRunning; try++ {
 		f, open := ch.flightOf(st.Step)
-		if open && f == nil { // of an earlier process, and not taken up yet
+		if open && f == nil { // nobody follows it
 			if err := c.r.takeUp(ctx, ch); err != nil {
 				return err
 			}
 			f, _ = ch.flightOf(st.Step)
 		}
-		if f != nil {
-			select {
-			case <-f.done:
-			case <-ctx.Done():
-				return context.Cause(ctx)
-			}
+		if f == nil {
+			break
+		}
+		select {
+		case <-f.done:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		if f.err == nil {
+			break
+		}
+		if f.lost || try == safeTries {
+			return f.err
 		}
 	}
 	hide(st)
@@ -355,27 +384,34 @@ func hide(st *dsec.CommandStatus) {
 }
 
 // flightOf finds the call under way that started a command, by its step as the
-// guest knows it. Without a flight it may be open all the same.
+// guest knows it. Without a flight it may be open all the same. A call is under
+// way until its answer is durable.
 func (c *chain) flightOf(step dsec.Step) (f *flight, open bool) {
 	if c == nil {
 		return nil, false
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	request := step.Number
+	request := step.Number - c.defaults.Branch // of the original's it becomes a number that no request has
 	if step.Session != hiddenSession {
 		request = c.steps[step].request
+	}
+	if f := c.unsynced[request]; f != nil {
+		return f, true
 	}
 	o, open := c.open[request]
 	return o.flight, open
 }
 
-// commandAnswer finds the recorded answer of a command.
+// commandAnswer finds the recorded answer of a command, if it is durable.
 func (l *Log) commandAnswer(ctx context.Context, id dsec.SandboxID, command dsec.CommandID) (uint64, bool) {
 	if c := l.chain(id); c != nil {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		a, ok := c.commands[command]
+		for _, f := range c.unsynced {
+			ok = ok && f.wrote != a
+		}
 		return a, ok
 	}
 	s, _, err := l.archivedSection(ctx, id)
@@ -396,41 +432,51 @@ func (c commands) Read(ctx context.Context, on dsec.Call, id dsec.CommandID, s d
 	if !ok {
 		return c.r.inner.Commands.Read(ctx, on, id, s, offset, most)
 	}
+	switch { // as its guest would
+	case s != dsec.Stdout && s != dsec.Stderr:
+		return nil, dsec.Errorf(dsec.Invalid, "stream %d is neither standard output nor standard error", s)
+	case offset < 0 || most < 0:
+		return nil, dsec.Errorf(dsec.Invalid, "offset %d or length %d is negative", offset, most)
+	}
 	r, err := c.r.log.recorded(ctx, on.Sandbox, answer)
 	if err != nil || r.answer.Body == "" {
 		return nil, err
 	}
-	if st, err := r.status(); err == nil && (st.Stdout.Truncated() || st.Stderr.Truncated()) {
-		// Which stream lost how much is not recorded; the guest may still know.
-		if b, err := c.r.inner.Commands.Read(ctx, on, id, s, offset, most); err == nil {
-			return b, nil
-		}
-	}
-	in, err := c.r.log.openBody(ctx, r.raw, r.answer)
+	st, err := r.status()
 	if err != nil {
 		return nil, err
 	}
-	defer in.Close()
-	var out bytes.Buffer
+	count := st.Stdout
+	if s == dsec.Stderr {
+		count = st.Stderr
+	}
+	return page(c.r.log.outputs(ctx, r), s, count, offset, most)
+}
+
+// page reads bytes of one stream from recorded output: of its beginning, or of
+// its last bytes if they are kept.
+func page(output iter.Seq2[dsec.Output, error], s dsec.Stream, count dsec.StreamStat, offset int64, most int) ([]byte, error) {
+	var out, last []byte
 	var at int64
-	for o, err := range dsec.ReadOutput(in) {
+	for o, err := range output {
 		if err != nil {
 			return nil, err
-		}
-		if o.Gap > 0 {
-			break
 		}
 		if o.Stream != s {
 			continue
 		}
-		data := o.Data[min(max(offset-at, 0), int64(len(o.Data))):]
-		at += int64(len(o.Data))
-		out.Write(data[:min(len(data), most-out.Len())])
-		if out.Len() >= most {
-			break
+		data := o.Data
+		if n := min(int64(len(data)), count.Kept-at); n > 0 {
+			piece := data[min(max(offset-at, 0), n):n]
+			out = append(out, piece[:min(len(piece), most-len(out))]...) // and reads on: see outputs
+			data, at = data[n:], at+n
 		}
+		last = append(last, data...) // at most dsec.OutputTail
 	}
-	return out.Bytes(), nil
+	if begin := count.Total - int64(len(last)); offset >= count.Kept && len(last) > 0 {
+		out = last[min(max(offset-begin, 0), int64(len(last))):]
+	}
+	return out[:min(len(out), most)], nil
 }
 
 // Wait returns the status of a command that ended, once that is durable.
@@ -450,8 +496,12 @@ func (c commands) Wait(ctx context.Context, on dsec.Call, id dsec.CommandID) (ds
 // List returns what the guest remembers. What has ended and is not durable
 // counts as running.
 func (c commands) List(ctx context.Context, on dsec.Call) ([]dsec.CommandStatus, error) {
-	all, err := c.r.inner.Commands.List(ctx, on)
 	ch := c.r.log.chain(on.Sandbox)
+	left := ch.left()
+	all, err := c.r.inner.Commands.List(ctx, on)
+	if err == nil && len(left) > 0 {
+		err = c.r.adopt(ch, left, all)
+	}
 	for i := range all {
 		st := &all[i]
 		if _, open := ch.flightOf(st.Step); open && st.Outcome != dsec.StillRunning {

@@ -34,3 +34,6 @@ func CheckSegment(ctx context.Context, b []byte) error {
 	}
 	return nil
 }
+
+// Compact has the journal compacted.
+func (l *Log) Compact(ctx context.Context) error { return l.cfg.Journal.Checkpoint(ctx) }

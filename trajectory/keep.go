@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/maphash"
 	"slices"
 	"time"
 
@@ -39,6 +40,7 @@ type control struct {
 
 	// chain, in checkpoints: a sandbox whose tail follows as records.
 	Who     dsec.Who  `json:"who,omitzero"`
+	Default *defaults `json:"default,omitempty"`
 	Next    uint64    `json:"next,omitempty"` // number of the first record of the tail
 	Base    string    `json:"base,omitempty"` // hash of the one before
 	Extents []extent  `json:"extents,omitempty"`
@@ -83,6 +85,7 @@ func Open(ctx context.Context, j *journal.Journal, cfg Config) (*Log, error) {
 	l := &Log{
 		cfg:      cfg,
 		indexes:  indexes{store: cfg.Store},
+		foreign:  foreign{seed: maphash.MakeSeed(), known: map[blob.Digest][]uint32{}},
 		full:     make(chan struct{}, 1),
 		chains:   map[dsec.SandboxID]*chain{},
 		archived: map[dsec.SandboxID]blob.Digest{},
@@ -196,6 +199,9 @@ func (l *Log) apply(ctx context.Context, k control) error {
 func (l *Log) applyChain(ctx context.Context, k control) error {
 	c := newChain(k.ID)
 	c.who = k.Who
+	if k.Default != nil {
+		c.defaults = *k.Default
+	}
 	if k.Next > 1 {
 		h, err := parseHash(k.Base)
 		if err != nil {
@@ -311,6 +317,9 @@ func (s *saver) chain(to *journal.Section, c *chain) error {
 	c.mu.Lock()
 	first, tail := c.tailFirst(), slices.Clone(c.tail)
 	k := control{Op: opChain, ID: c.id, Who: c.who, Next: first, Base: c.base.String(), Extents: slices.Clone(c.extents)}
+	if first > 1 && !c.defaults.zero() {
+		k.Default = &c.defaults
+	}
 	for seq, o := range c.open {
 		if seq < first {
 			k.Open = append(k.Open, openRow{seq, o.op, o.step})
@@ -330,7 +339,7 @@ func (s *saver) chain(to *journal.Section, c *chain) error {
 			return err
 		}
 		if h.Of != 0 && h.Of < first {
-			k.Open = append(k.Open, openRow{h.Of, h.Op, guestStep(h.step(), h.Of)})
+			k.Open = append(k.Open, openRow{h.Of, h.Op, c.guestStep(h.step(), h.Of)})
 		}
 	}
 	if _, err := to.Add(KindControl, k.encode()); err != nil {
@@ -481,7 +490,7 @@ func (l *Log) copyTail(ctx context.Context, w *segmentWriter, c *chain, s *secti
 		if !h.step().IsZero() && h.Op != dsec.RecordEnd {
 			row := stepRow{Session: h.Session, Number: h.Step, Request: h.Seq}
 			if h.Of == 0 {
-				row.Sum = sumOf(h.Op, h.Request)
+				row.Sum = c.defaults.sum(h.Op, h.Request)
 			} else if row.Request = h.Of; h.answersStep() {
 				row.Answer = h.Seq
 			}

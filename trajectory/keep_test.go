@@ -188,6 +188,15 @@ func TestLargeOutput(t *testing.T) {
 	if err != nil || string(b) != "y\ny\ny\ny\ny\n" {
 		t.Fatalf("%q %v", b, err)
 	}
+	for _, bad := range []struct {
+		stream dsec.Stream
+		offset int64
+		most   int
+	}{{dsec.Stdout, -1, 1}, {dsec.Stdout, 0, -1}, {0, 0, 1}, {9, 0, 1}} {
+		if b, err := r.Commands.Read(t.Context(), dsec.Call{Sandbox: id}, res.ID, bad.stream, bad.offset, bad.most); dsec.KindOf(err) != dsec.Invalid {
+			t.Errorf("%+v: %q %v", bad, b, err)
+		}
+	}
 	r.close()
 }
 

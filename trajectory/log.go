@@ -10,7 +10,6 @@ import (
 	"io"
 	"iter"
 	"runtime"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +53,7 @@ type Config struct {
 type Log struct {
 	cfg     Config
 	indexes indexes
+	foreign foreign
 	full    chan struct{} // asks the archiver to run now; holds one
 	over    atomic.Int64  // bytes of tails of ended sandboxes, about
 
@@ -79,6 +79,7 @@ type chain struct {
 
 	mu       sync.Mutex
 	who      dsec.Who // of the sandbox
+	defaults defaults // of the sandbox
 	seq      uint64   // number of the last record
 	head     linkHash // of the last record
 	base     linkHash // of the last record before the tail
@@ -88,18 +89,13 @@ type chain struct {
 	steps    map[dsec.Step]stepRef
 	commands map[dsec.CommandID]uint64 // their answers
 	open     map[uint64]openRef        // requests without an answer
+	unsynced map[uint64]*flight        // requests whose answer is not known to be durable
 	blobs    []string                  // bodies named in the tail
 	safe     []dsec.Step               // that the guest may forget and was not told of
 	partial  map[uint64]partial        // what open commands had printed when the end was asked for
+	looks    bool                      // a lookAgain is under way
 	over     bool
 	ended    int64
-}
-
-// partial is what is known of a command that will be interrupted.
-type partial struct {
-	id             dsec.CommandID
-	stdout, stderr dsec.StreamStat
-	output         []byte // frames of the beginning of each
 }
 
 // stepRef is what is known of a step. Without an answer and a flight its
@@ -115,7 +111,8 @@ type stepRef struct {
 type openRef struct {
 	op     dsec.RecordOp
 	step   dsec.Step // as the guest knows it
-	flight *flight   // nil for one of an earlier process
+	flight *flight   // nil for one of an earlier process, and for one whose call broke off
+	broke  bool      // its call broke off in this process
 }
 
 // flight is a call under way. Its fields are fixed once done is closed.
@@ -123,26 +120,30 @@ type flight struct {
 	request uint64
 	op      dsec.RecordOp
 	step    dsec.Step // the caller's; may be zero
+	wrote   uint64    // its answer's record, which may not be durable; under the chain's mu
 	done    chan struct{}
 	answer  uint64 // its record; 0 if the call failed
 	err     error  // of the call, or of the recording
 	live    any    // the answer as it came
+	lost    bool   // the answer cannot be made durable by this process
 }
 
 // hiddenSession is the session of steps that the recorder makes up. Callers
 // cannot use it.
 const hiddenSession = "~"
 
-// guestStep is the name under which the guest knows a request.
-func guestStep(step dsec.Step, request uint64) dsec.Step {
+// guestStep is the name under which the guest knows a request. Requires: c.mu
+// held, or the first record is in c already: it does not change after that.
+func (c *chain) guestStep(step dsec.Step, request uint64) dsec.Step {
 	if step.IsZero() {
-		return dsec.Step{Session: hiddenSession, Number: request}
+		return dsec.Step{Session: hiddenSession, Number: c.defaults.Branch + request}
 	}
 	return step
 }
 
-// sumOf tells requests apart.
-func sumOf(op dsec.RecordOp, request json.RawMessage) uint64 {
+// sum tells requests apart.
+func (d *defaults) sum(op dsec.RecordOp, request json.RawMessage) uint64 {
+	request = d.plain(op, request)
 	h := sha256.New()
 	io.WriteString(h, string(op)) //nolint:errcheck // a hash
 	h.Write([]byte{0})
@@ -166,6 +167,10 @@ func (l *Log) chain(id dsec.SandboxID) *chain {
 
 // unwritable is the error of a journal that does not take a record.
 func unwritable(err error) error {
+	if errors.Is(err, journal.ErrFailed) {
+		// It is not known any more what the disk has. The next process finds out.
+		return &dsec.Error{Kind: dsec.Unavailable, Err: fmt.Errorf("the node has to be started again: %w", err)}
+	}
 	return &dsec.Error{Kind: dsec.Unavailable, Err: fmt.Errorf("write the trajectory: %w", err)}
 }
 
@@ -204,18 +209,18 @@ func (c *chain) take(h *head, b []byte, at journal.Place) {
 	case h.Op == dsec.RecordEnd:
 		c.over, c.ended = true, h.Time
 	case h.Op == dsec.RecordCreate:
-		c.who = dsec.Who{Project: h.Project, Job: h.Job}
+		c.who, c.defaults = dsec.Who{Project: h.Project, Job: h.Job}, defaultsOf(h.Request)
 	case h.Alone:
 	case h.Of == 0:
 		if c.open == nil {
 			c.open = map[uint64]openRef{}
 		}
-		c.open[h.Seq] = openRef{op: h.Op, step: guestStep(step, h.Seq)}
+		c.open[h.Seq] = openRef{op: h.Op, step: c.guestStep(step, h.Seq)}
 		if !step.IsZero() {
 			if c.steps == nil {
 				c.steps = map[dsec.Step]stepRef{}
 			}
-			c.steps[step] = stepRef{request: h.Seq, sum: sumOf(h.Op, h.Request)}
+			c.steps[step] = stepRef{request: h.Seq, sum: c.defaults.sum(h.Op, h.Request)}
 		}
 	default:
 		delete(c.open, h.Of)
@@ -252,6 +257,7 @@ type begun struct {
 	chain  *chain
 	flight *flight // the call under way, if first the caller's own to end
 	first  bool
+	again  bool   // its request was recorded before
 	answer uint64 // the recorded answer, if it has one already
 }
 
@@ -269,30 +275,40 @@ func (l *Log) begin(ctx context.Context, r request) (begun, error) {
 	if c == nil {
 		return l.beginOld(ctx, r)
 	}
-	sum := sumOf(r.op, r.param)
+	sum := c.defaults.sum(r.op, r.param)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	ref, known := c.steps[step]
-	if !step.IsZero() && known {
-		if ref.sum != sum {
-			at := ref.request
-			c.mu.Unlock()
-			err := l.differ(ctx, c.id, at, r)
-			c.mu.Lock()
+	if step.IsZero() {
+		known = false
+	}
+	for known && ref.sum != sum {
+		at := ref.request
+		c.mu.Unlock()
+		err := l.differ(ctx, c.id, at, r)
+		c.mu.Lock()
+		if err != nil {
 			return begun{}, err
 		}
-		if ref.answer != 0 {
+		// They are alike, and the sum is of a build that knew fewer defaults.
+		if ref, known = c.steps[step]; known && ref.request == at {
+			ref.sum = sum
+			c.steps[step] = ref
+		}
+	}
+	if known {
+		if ref.answer != 0 && c.unsynced[ref.request] == nil {
 			return begun{chain: c, answer: ref.answer}, nil
 		}
-		if ref.flight != nil {
-			return begun{chain: c, flight: ref.flight}, nil
+		if ref.flight != nil { // also while its answer is on its way to the disk
+			return begun{chain: c, flight: ref.flight, again: true}, nil
 		}
 	}
 	if c.over {
 		return begun{}, errNoChain
 	}
 	f := &flight{op: r.op, step: step, done: make(chan struct{})}
-	if known && !step.IsZero() {
+	if known {
 		f.request = ref.request // its guest never saw it
 	} else {
 		h := &head{Op: r.op, Project: r.who.Project, Token: r.who.Token, Request: r.param}
@@ -306,8 +322,8 @@ func (l *Log) begin(ctx context.Context, r request) (begun, error) {
 	if !step.IsZero() {
 		c.steps[step] = stepRef{request: f.request, sum: sum, flight: f}
 	}
-	c.open[f.request] = openRef{op: r.op, step: guestStep(step, f.request), flight: f}
-	return begun{chain: c, flight: f, first: true}, nil
+	c.open[f.request] = openRef{op: r.op, step: c.guestStep(step, f.request), flight: f}
+	return begun{chain: c, flight: f, first: true, again: known}, nil
 }
 
 // beginOld answers a step of a sandbox that is archived.
@@ -343,25 +359,38 @@ func (l *Log) differ(ctx context.Context, id dsec.SandboxID, seq uint64, r reque
 	if err != nil {
 		return err
 	}
-	return diverged(r.on.Step, h.Op, r.op, h.Request, r.param)
+	d, err := l.defaults(ctx, id)
+	if err != nil {
+		return err
+	}
+	return diverged(r.on.Step, h.Op, r.op, d.plain(h.Op, h.Request), d.plain(r.op, r.param))
 }
 
 // end records how a call ended, waits until that is durable, and lets those go
 // on who wait for it. live is the answer that those get who wait.
 //
 // While the journal cannot be written the call stays under way, and end goes on
-// trying; it returns when that is done, or with ctx.
+// trying; it returns when that is done, or with ctx. A journal that has failed
+// takes nothing more: then the call ends with that error, for everybody who asks.
 func (l *Log) end(ctx context.Context, c *chain, f *flight, answer json.RawMessage, live any, bod body, callErr error) error {
 	pause := 50 * time.Millisecond
 	for {
 		err := l.tryEnd(ctx, c, f, answer, live, bod, callErr)
-		if err == nil || ctx.Err() != nil {
+		switch {
+		case err == nil:
+			return nil
+		case ctx.Err() != nil || errors.Is(err, journal.ErrClosed):
+			err = dsec.Errorf(dsec.Unavailable, "the node is closing")
+			l.strand(c, f, err)
+			return err
+		case errors.Is(err, journal.ErrFailed):
+			l.strand(c, f, err)
+			l.cfg.Fault(err)
 			return err
 		}
 		l.cfg.Fault(err)
 		select {
-		case <-ctx.Done():
-			return context.Cause(ctx)
+		case <-ctx.Done(): // one more try tells
 		case <-time.After(pause):
 		}
 		pause = min(2*pause, time.Second)
@@ -388,6 +417,12 @@ func (l *Log) tryEnd(ctx context.Context, c *chain, f *flight, answer json.RawMe
 	}
 	entry, err := l.append(c, h, bod.inline)
 	seq, grown := c.seq, c.bytes > l.cfg.SealBytes
+	if err == nil {
+		if c.unsynced == nil {
+			c.unsynced = map[uint64]*flight{}
+		}
+		f.wrote, c.unsynced[f.request] = seq, f
+	}
 	c.mu.Unlock()
 	if err != nil {
 		return err
@@ -402,9 +437,24 @@ func (l *Log) tryEnd(ctx context.Context, c *chain, f *flight, answer json.RawMe
 	return nil
 }
 
-// settle ends a flight.
+// strand ends a flight whose answer this process cannot make durable. Its step
+// keeps it, so that whoever repeats it is told the same.
+func (l *Log) strand(c *chain, f *flight, err error) {
+	c.mu.Lock()
+	f.err, f.lost = err, true
+	c.mu.Unlock()
+	close(f.done)
+}
+
+// settle ends a flight. A request that has no answer then is left for takeUp, or
+// for the end of its sandbox.
 func (l *Log) settle(c *chain, f *flight, live any, seq uint64, err error) {
 	c.mu.Lock()
+	delete(c.unsynced, f.request)
+	if o, ok := c.open[f.request]; ok && o.flight == f {
+		o.flight, o.broke = nil, true
+		c.open[f.request] = o
+	}
 	if ref, ok := c.steps[f.step]; ok && ref.flight == f {
 		ref.flight = nil
 		c.steps[f.step] = ref
@@ -431,8 +481,8 @@ func (l *Log) note(c *chain, h *head) error {
 }
 
 // created begins a trajectory. A second call does nothing.
-func (l *Log) created(sb dsec.Sandbox, who dsec.Who) error {
-	spec, err := marshal(createParam{Spec: sb.Spec, Layers: sb.Layers, Node: sb.Node, Key: sb.Key})
+func (l *Log) created(sb dsec.Sandbox, who dsec.Who, from *lineage) error {
+	spec, err := marshal(createParam{Spec: sb.Spec, Layers: sb.Layers, Node: sb.Node, Key: sb.Key, Origin: from})
 	if err != nil {
 		return err
 	}
@@ -454,7 +504,8 @@ type createParam struct {
 	Spec   dsec.Spec
 	Layers []string `json:",omitempty"`
 	Node   string
-	Key    string `json:",omitempty"`
+	Key    string   `json:",omitempty"`
+	Origin *lineage `json:",omitempty"` // of a copy
 }
 
 // Ended closes the trajectory of a sandbox that ended: commands without an
@@ -503,13 +554,11 @@ func (l *Log) close(c *chain, state dsec.State, cause dsec.Cause, detail string)
 			return err
 		}
 		h := &head{Op: o.op, Of: seq, Answer: a}
-		if len(p.output) > 0 {
-			body{kind: dsec.BodyOutput, size: int64(len(p.output))}.describe(h)
-		}
+		p.output.describe(h)
 		if o.step.Session != hiddenSession {
 			h.setStep(o.step)
 		}
-		if _, err := l.append(c, h, p.output); err != nil {
+		if _, err := l.append(c, h, p.output.inline); err != nil {
 			return err
 		}
 	}
@@ -585,38 +634,6 @@ func (l *Log) archivedSection(ctx context.Context, id dsec.SandboxID) (*section,
 		err = corrupt(seg, "it has no end of sandbox %s", id)
 	}
 	return s, seg, err
-}
-
-// foreignSection finds the end of a trajectory in the archives of other nodes,
-// or of this one before it lost its journal.
-func (l *Log) foreignSection(ctx context.Context, id dsec.SandboxID) (*section, blob.Digest, error) {
-	if l.cfg.Archives == nil {
-		return nil, "", errNoChain
-	}
-	all, err := l.cfg.Archives.Archives(ctx)
-	if err != nil {
-		return nil, "", err
-	}
-	for _, name := range all {
-		seg, err := blob.Parse(name)
-		if err != nil {
-			return nil, "", fmt.Errorf("list of archives: %w", err)
-		}
-		l.mu.RLock()
-		own := slices.ContainsFunc(l.archives, func(a archive) bool { return a.segment == seg })
-		l.mu.RUnlock()
-		if own {
-			continue // archived has what is in it
-		}
-		s, err := l.ending(ctx, seg, id)
-		if errors.Is(err, blob.ErrNotFound) {
-			continue // dropped meanwhile
-		}
-		if err != nil || s != nil {
-			return s, seg, err
-		}
-	}
-	return nil, "", errNoChain
 }
 
 // ending finds the section of a segment that has the end of a sandbox.

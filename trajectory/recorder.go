@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/dsec-go/dsec"
 )
@@ -41,6 +42,12 @@ func (r *Recorder) Services() dsec.Services {
 	s := r.inner
 	s.Sandboxes, s.Commands, s.Files, s.Ports = sandboxes{r.inner.Sandboxes, r}, commands{r}, files{r.inner.Files, r}, ports{r}
 	s.Trajectories = r.log
+	if s.Snapshots != nil {
+		s.Snapshots = snapshots{r.inner.Snapshots, r}
+	}
+	if s.Screens != nil {
+		s.Screens = screens{r.inner.Screens, r}
+	}
 	return s
 }
 
@@ -161,19 +168,7 @@ func (r *Recorder) finish(b begun, v any, bod body, err error) error {
 
 // carry gives a context that has the values of a caller's and the life of the
 // recorder.
-func (r *Recorder) carry(ctx context.Context) context.Context { return carried{r.life, ctx} }
-
-type carried struct {
-	context.Context
-	values context.Context
-}
-
-func (c carried) Value(key any) any {
-	if v := c.Context.Value(key); v != nil {
-		return v
-	}
-	return c.values.Value(key)
-}
+func (r *Recorder) carry(ctx context.Context) context.Context { return dsec.Carry(r.life, ctx) }
 
 // What guests are told at once of steps whose answers are durable.
 const (
@@ -237,13 +232,7 @@ func (r *Recorder) Awake(id dsec.SandboxID) {
 	if c == nil {
 		return
 	}
-	c.mu.Lock()
-	left := false
-	for _, o := range c.open {
-		left = left || o.flight == nil
-	}
-	c.mu.Unlock()
-	if left {
+	if len(c.left()) > 0 {
 		r.work.Go(func() {
 			if err := r.takeUp(r.life, c); err != nil && r.life.Err() == nil {
 				r.log.cfg.Fault(fmt.Errorf("take up the commands of sandbox %s: %w", id, err))
@@ -252,14 +241,83 @@ func (r *Recorder) Awake(id dsec.SandboxID) {
 	}
 }
 
-// takeUp follows the commands that the guest knows. One that it does not know
-// was never begun: if its caller named it, the next call with that name begins
-// it, otherwise nobody will. Of other calls the guest knows those with a name.
+// left gives the requests without an answer that nobody follows.
+func (c *chain) left() map[uint64]bool {
+	if c == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var left map[uint64]bool
+	for seq, o := range c.open {
+		if o.flight == nil {
+			if left == nil {
+				left = map[uint64]bool{}
+			}
+			left[seq] = true
+		}
+	}
+	return left
+}
+
+// How long lookAgain waits.
+const (
+	lookSoon = time.Second
+	lookLate = time.Minute
+)
+
+// lookAgain takes up, in a while, a command whose call broke off, unless somebody
+// else does. A sandbox that stands still is not woken for it.
+func (r *Recorder) lookAgain(c *chain) {
+	c.mu.Lock()
+	looks := c.looks
+	c.looks = true
+	c.mu.Unlock()
+	if looks {
+		return
+	}
+	r.work.Go(func() {
+		defer func() {
+			c.mu.Lock()
+			c.looks = false
+			c.mu.Unlock()
+		}()
+		for wait := lookSoon; ; wait = min(2*wait, lookLate) {
+			select {
+			case <-r.life.Done():
+				return
+			case <-time.After(wait):
+			}
+			sb, err := r.inner.Sandboxes.Get(r.life, c.id)
+			switch {
+			case err != nil || sb.State.Ended() || len(c.left()) == 0:
+				return
+			case sb.State != dsec.Running:
+				return // Awake does it
+			}
+			r.takeUp(r.life, c) //nolint:errcheck // there is a next time
+		}
+	})
+}
+
+// takeUp follows the commands that the guest knows and nobody follows.
 func (r *Recorder) takeUp(ctx context.Context, c *chain) error {
+	left := c.left() // before the list: what is begun behind it may not be in it
+	if len(left) == 0 {
+		return nil
+	}
 	known, err := r.inner.Commands.List(ctx, dsec.Call{Sandbox: c.id})
 	if err != nil {
 		return err
 	}
+	return r.adopt(c, left, known)
+}
+
+// adopt follows those commands left that the guest knows. One that it does not
+// know was never begun: if its caller named it, the next call with that name
+// begins it, otherwise nobody will. Of other calls the guest knows those with a
+// name.
+func (r *Recorder) adopt(c *chain, left map[uint64]bool, known []dsec.CommandStatus) error {
 	byStep := map[dsec.Step]dsec.CommandStatus{}
 	for _, st := range known {
 		byStep[st.Step] = st
@@ -272,7 +330,7 @@ func (r *Recorder) takeUp(ctx context.Context, c *chain) error {
 	var running []found
 	c.mu.Lock()
 	for seq, o := range c.open {
-		if o.flight != nil {
+		if o.flight != nil || !left[seq] {
 			continue
 		}
 		hidden := o.step.Session == hiddenSession
@@ -298,6 +356,9 @@ func (r *Recorder) takeUp(ctx context.Context, c *chain) error {
 		}}
 		if o.op == dsec.RecordCommand {
 			h.Error.Text = "the node's process ended before it was begun"
+			if o.broke {
+				h.Error.Text = "its call broke off, and the guest does not know it"
+			}
 		}
 		if _, err := r.log.append(c, h, nil); err != nil {
 			c.mu.Unlock()

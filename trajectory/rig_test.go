@@ -2,6 +2,7 @@ package trajectory_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"runtime"
 	"slices"
@@ -114,6 +115,9 @@ func (r *rig) open() *rig {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.faults = append(r.faults, err)
+		if r.node != nil && errors.Is(err, journal.ErrFailed) {
+			r.node.Distrust()
+		}
 	}}
 	if r.tune != nil {
 		r.tune(&cfg)
@@ -126,6 +130,11 @@ func (r *rig) open() *rig {
 		Name: "n", Keys: &r.key, Place: dsec.Place{Node: 1, Epoch: 1}, Boot: "b", Drivers: []driver.Driver{r.driver},
 		Journal: &edge.Log{Journal: r.journal}, Names: names{}, Roots: roots{}, Host: roomy{},
 		Events: edge.Events{
+			Ending: func(e edge.EndingEvent) {
+				if rec := r.rec.Load(); rec != nil {
+					rec.Salvage(e.ID, e.Guest.Commands())
+				}
+			},
 			Ended: func(e edge.EndedEvent) { r.log.Ended(e.ID, e.State, e.Cause, e.Detail) },
 			Resumed: func(e edge.ResumedEvent) {
 				if e.Detail != "" {

@@ -20,7 +20,7 @@ func (s sandboxes) Create(ctx context.Context, spec dsec.Spec, opt dsec.CreateOp
 	if err != nil {
 		return sb, err
 	}
-	if err := s.r.log.created(sb, whoOf(ctx)); err != nil {
+	if err := s.r.log.created(sb, whoOf(ctx), s.r.lineageOf(ctx, sb.Spec.From)); err != nil {
 		s.Sandboxes.Stop(s.r.carry(ctx), sb.ID) //nolint:errcheck // its time to live ends it
 		return dsec.Sandbox{}, dsec.WithOp("trajectory.Create", sb.ID, err)
 	}
@@ -36,65 +36,8 @@ func (s sandboxes) Stop(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, e
 		if err := s.r.log.note(c, &head{Op: dsec.RecordStop, Project: who.Project, Token: who.Token}); err != nil {
 			s.r.log.cfg.Fault(err)
 		}
-		s.r.salvage(ctx, c)
 	}
 	return s.Sandboxes.Stop(ctx, id)
-}
-
-// What is saved of a command that a stop interrupts, and how long that may take.
-const (
-	salvageBytes = 16 << 10 // of each stream, from its beginning
-	salvageTime  = 200 * time.Millisecond
-)
-
-// salvage keeps what running commands have printed so far: their guest goes with
-// the sandbox. One that stands still is not woken for it.
-func (r *Recorder) salvage(ctx context.Context, c *chain) {
-	c.mu.Lock()
-	open := map[dsec.Step]uint64{}
-	for seq, o := range c.open {
-		if o.op == dsec.RecordCommand {
-			open[o.step] = seq
-		}
-	}
-	c.mu.Unlock()
-	if len(open) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, salvageTime)
-	defer cancel()
-	if sb, err := r.inner.Sandboxes.Get(ctx, c.id); err != nil || sb.State != dsec.Running {
-		return
-	}
-	on := dsec.Call{Sandbox: c.id}
-	all, err := r.inner.Commands.List(ctx, on)
-	if err != nil {
-		return // nothing depends on it
-	}
-	found := map[uint64]partial{}
-	for _, st := range all {
-		seq, ok := open[st.Step]
-		if !ok {
-			continue
-		}
-		p := partial{id: st.ID, stdout: st.Stdout, stderr: st.Stderr}
-		for _, stream := range []dsec.Stream{dsec.Stdout, dsec.Stderr} {
-			stat := &p.stdout
-			if stream == dsec.Stderr {
-				stat = &p.stderr
-			}
-			b, err := r.inner.Commands.Read(ctx, on, st.ID, stream, 0, salvageBytes)
-			if err != nil {
-				b = nil
-			}
-			p.output = dsec.AppendOutput(p.output, dsec.Output{Stream: stream, Data: b})
-			stat.Kept = int64(len(b))
-		}
-		found[seq] = p
-	}
-	c.mu.Lock()
-	c.partial = found
-	c.mu.Unlock()
 }
 
 type extendParam struct {
@@ -108,9 +51,35 @@ func (s sandboxes) Extend(ctx context.Context, id dsec.SandboxID, ttl time.Durat
 	})
 }
 
+type labelParam struct {
+	Labels map[string]string `json:"labels"` // an empty value takes one away
+}
+
+// Label has set, a node's own, set labels, and records it. Nobody waits for the
+// disk: a job labels thousands at a time, and labels are the caller's own notes.
+func (r *Recorder) Label(ctx context.Context, id dsec.SandboxID, labels map[string]string,
+	set func(context.Context, dsec.SandboxID, map[string]string) (dsec.Sandbox, error),
+) (dsec.Sandbox, error) {
+	p, err := marshal(labelParam{labels})
+	if err != nil {
+		return dsec.Sandbox{}, err
+	}
+	sb, err := set(ctx, id, labels)
+	c := r.log.chain(id)
+	if err != nil || c == nil {
+		return sb, err
+	}
+	who := whoOf(ctx)
+	return sb, dsec.WithOp("trajectory.Label", id, r.log.note(c, &head{Op: dsec.RecordLabel, Project: who.Project, Token: who.Token, Request: p}))
+}
+
+type pauseParam struct {
+	Detail string `json:"detail,omitempty"` // why, where its user did not ask for it by name
+}
+
 // Pause lets the workload stand still.
 func (s sandboxes) Pause(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error) {
-	return change(ctx, s.r, id, dsec.RecordPause, struct{}{}, func(ctx context.Context) (dsec.Sandbox, error) {
+	return change(ctx, s.r, id, dsec.RecordPause, pauseParam{dsec.ReasonFrom(ctx).Detail}, func(ctx context.Context) (dsec.Sandbox, error) {
 		return s.Sandboxes.Pause(ctx, id)
 	})
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io"
+	"sort"
 	"sync"
 
 	"github.com/dsec-go/dsec"
@@ -75,14 +76,14 @@ type extent struct {
 	Last    uint64      `json:"last"`
 }
 
-// segmentOf finds the segment that has a record; "" if none has.
+// segmentOf finds the segment that has a record; "" if none has. Extents are in
+// order.
 func segmentOf(extents []extent, seq uint64) blob.Digest {
-	for _, e := range extents {
-		if seq >= e.First && seq <= e.Last {
-			return e.Segment
-		}
+	i := sort.Search(len(extents), func(i int) bool { return extents[i].Last >= seq })
+	if i == len(extents) || seq < extents[i].First {
+		return ""
 	}
-	return ""
+	return extents[i].Segment
 }
 
 type index struct {

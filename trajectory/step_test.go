@@ -313,11 +313,13 @@ func TestStepAfterCrash(t *testing.T) {
 func TestInterrupted(t *testing.T) {
 	for name, end := range map[string]func(*rig, dsec.SandboxID){
 		"stopped": func(r *rig, id dsec.SandboxID) { r.Sandboxes.Stop(t.Context(), id) },
+		"down":    func(r *rig, _ dsec.SandboxID) { r.node.Down(t.Context()) },
 		"crashed": func(r *rig, id dsec.SandboxID) { r.host.Crash(id, dsec.CauseGuestDied, "for the test") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := newRig(t).open()
 			id := r.create()
+			soFar := strings.Repeat("so far ", 30_000) // more than lies in a record
 			errs := make(chan error, 1)
 			go func() {
 				_, err := r.Commands.Run(t.Context(), step(id, "s", 1), sh("sleep 1000"), nil)
@@ -327,7 +329,7 @@ func TestInterrupted(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := r.Commands.Write(t.Context(), dsec.Call{Sandbox: id}, cat.ID, dsec.StdinWrite{Data: []byte("so far")}); err != nil {
+			if _, err := r.Commands.Write(t.Context(), dsec.Call{Sandbox: id}, cat.ID, dsec.StdinWrite{Data: []byte(soFar)}); err != nil {
 				t.Fatal(err)
 			}
 			eventually(t, "both commands", func() bool { return r.inGuest(id) == 2 })
@@ -345,7 +347,7 @@ func TestInterrupted(t *testing.T) {
 			if err != nil || st.Outcome != dsec.Interrupted || !st.Replayed {
 				t.Errorf("%+v %v", st, err)
 			}
-			if name == "stopped" {
+			if name != "crashed" { // then nobody could ask
 				out := ""
 				for o, err := range r.Commands.Attach(t.Context(), dsec.Call{Sandbox: id}, cat.ID, 0) {
 					if err != nil {
@@ -353,8 +355,8 @@ func TestInterrupted(t *testing.T) {
 					}
 					out += string(o.Data)
 				}
-				if out != "so far" || st.ID != cat.ID || st.Stdout.Total != 6 {
-					t.Errorf("printed %q, %+v", out, st)
+				if out != soFar || st.ID != cat.ID || st.Stdout != (dsec.StreamStat{Total: int64(len(soFar)), Kept: int64(len(soFar))}) {
+					t.Errorf("printed %d bytes, %+v", len(out), st)
 				}
 			}
 			if got := ops(r.records(id)); strings.Contains(got, "!") || strings.Count(got, "command=") != 2 || !strings.HasSuffix(got, "end") {
@@ -433,5 +435,36 @@ func TestBytes(t *testing.T) {
 	}
 	_, err = write("/\xfe")
 	wantKind(t, "another path", err, dsec.Diverged, "path")
+	r.close()
+}
+
+// TestLabelsAreRecorded looks for a sandbox's labels in its first record, and for
+// what is set later.
+func TestLabelsAreRecorded(t *testing.T) {
+	r := newRig(t).open()
+	sb, err := r.Sandboxes.Create(t.Context(), dsec.Spec{
+		Environment: dsec.Environment{Base: "b"}, Labels: map[string]string{"task": "t-17"},
+	}, dsec.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := r.records(sb.ID)[0]; !strings.Contains(string(first.Request), `"Labels":{"task":"t-17"}`) {
+		t.Errorf("%s", first.Request)
+	}
+	set := map[string]string{"task": "", "reward": "1"}
+	if _, err := r.rec.Load().Label(t.Context(), sb.ID, set, r.node.Label); err != nil {
+		t.Fatal(err)
+	}
+	if all := r.records(sb.ID); all[len(all)-1].Op != dsec.RecordLabel || string(all[len(all)-1].Request) != `{"labels":{"reward":"1","task":""}}` {
+		t.Errorf("%+v", all[len(all)-1])
+	}
+	many := map[string]string{}
+	for i := range dsec.MaxLabels + 1 {
+		many[strings.Repeat("l", i+1)] = "x"
+	}
+	before := len(r.records(sb.ID))
+	if _, err := r.rec.Load().Label(t.Context(), sb.ID, many, r.node.Label); dsec.KindOf(err) != dsec.Invalid || len(r.records(sb.ID)) != before {
+		t.Errorf("too many: %v, %d records became %d", err, before, len(r.records(sb.ID)))
+	}
 	r.close()
 }

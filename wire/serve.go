@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/dsec-go/dsec"
 )
@@ -14,7 +15,7 @@ import (
 // number of connections may be served at once. A connection that ended between
 // two frames is no error.
 func Serve(rw io.ReadWriteCloser, h Handler) error {
-	v := &server{h: h, l: newLink(rw, false)}
+	v := &server{h: h, l: newLink(rw, false), calls: make(chan func())}
 	r := &reader{r: rw}
 	err := v.l.hello(r)
 	if err == nil {
@@ -36,6 +37,36 @@ type server struct {
 	wg      sync.WaitGroup
 	partial map[uint32][]byte // requests of which more is to come
 	pending int               // bytes in partial
+
+	calls chan func() // to the goroutine that waits for one
+	waits atomic.Bool // there is such a goroutine
+}
+
+// do runs a call on a goroutine of its own. One goroutine stays for the next
+// call: its stack has grown, which costs a new one more than a short call does.
+func (v *server) do(call func()) {
+	select {
+	case v.calls <- call:
+	default:
+		v.wg.Go(func() { v.carryOut(call) })
+	}
+}
+
+// carryOut runs a call, and then those that come while no other goroutine waits
+// for them.
+func (v *server) carryOut(call func()) {
+	for {
+		call()
+		if !v.waits.CompareAndSwap(false, true) {
+			return
+		}
+		select {
+		case call = <-v.calls:
+			v.waits.Store(false)
+		case <-v.l.done:
+			return
+		}
+	}
 }
 
 // request takes one Request frame.
@@ -88,7 +119,7 @@ func (v *server) begin(h header, p []byte) error {
 	}
 	s.ended = h.flags&fEnd != 0
 	busy := len(v.l.streams) > maxStreams
-	v.wg.Go(func() {
+	v.do(func() {
 		defer cancel()
 		var resp []byte
 		var err error
@@ -117,6 +148,8 @@ func (v *server) answer(ctx context.Context, s *stream, m method, args []byte) (
 		return v.command(ctx, s, m, d)
 	case m >= mStat && m <= mUnpack:
 		return v.file(ctx, s, m, d)
+	case m >= mWarm:
+		return v.cell(ctx, m, d)
 	}
 	switch m {
 	case mDial:

@@ -17,7 +17,7 @@ import (
 )
 
 // Run checks that the stores made by newStore keep the contract of blob.Store, and of
-// blob.Stager and blob.LocalPather where they have those powers. Each call of newStore
+// blob.Stager, blob.LocalPather and blob.Keeper where they have those powers. Each call of newStore
 // returns an empty store.
 func Run(t *testing.T, newStore func(t *testing.T) blob.Store) {
 	type test struct {
@@ -52,6 +52,11 @@ func Run(t *testing.T, newStore func(t *testing.T) blob.Store) {
 	if local, ok := s.(blob.LocalPather); ok {
 		if _, err := local.LocalPath(t.Context(), blob.Of(nil)); !errors.Is(err, errors.ErrUnsupported) {
 			tests = append(tests, test{"LocalPath", testLocalPath})
+		}
+	}
+	if k, ok := s.(blob.Keeper); ok {
+		if err := k.Touch(t.Context(), blob.Of(nil)); !errors.Is(err, errors.ErrUnsupported) {
+			tests = append(tests, test{"Keep", testKeep})
 		}
 	}
 	for _, test := range tests {
@@ -293,7 +298,7 @@ func testPutTwice(t *testing.T, s blob.Store) {
 func testConcurrentPuts(t *testing.T, s blob.Store) {
 	const writers, blobs = 6, 3
 	var wg sync.WaitGroup
-	errs := make(chan error, writers*blobs)
+	errs := make(chan error, 2*writers*blobs)
 	for w := range writers {
 		wg.Go(func() {
 			for i := range blobs {

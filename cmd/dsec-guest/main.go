@@ -1,8 +1,18 @@
 // Command dsec-guest is the small static program that runs sandboxes from the
-// inside. It has two modes, both started by package jail and never by a person:
+// inside. It is never started by a person, but by package jail:
 //
 //	dsec-guest hold   forks shells for the node; see jail.ServeHold
 //	dsec-guest init   the guest of one container: a shell, then its agent
+//
+// by the kernel of a microVM, whose first program it is, and its loader of
+// modules, see boot.go and machine.go:
+//
+//	/init
+//	/sbin/modprobe NAME
+//
+// or by the init system of a guest operating system, see service.go:
+//
+//	dsec-guest agent
 //
 // Thousands run on a node, so what it links counts: no net/http, no protobuf.
 //
@@ -14,12 +24,14 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"path/filepath"
 	"runtime"
 	"syscall"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/guest"
 	"github.com/dsec-go/dsec/jail"
+	"github.com/dsec-go/dsec/vm"
 )
 
 // listenFD is the inherited socket that an edge connects to.
@@ -27,11 +39,26 @@ const listenFD = 3
 
 func main() {
 	mode := ""
-	if len(os.Args) == 2 {
+	switch {
+	case len(os.Args) == 2 && os.Args[1] == agentOfVM: // pid 1 too, of its namespace
+		mode = agentOfVM
+	case os.Getpid() == 1 && os.Args[0] == vm.InitProgram:
+		mode = "boot"
+	case filepath.Base(os.Args[0]) == "modprobe":
+		mode = "modprobe"
+	case len(os.Args) == 2:
 		mode = os.Args[1]
 	}
 	var err error
 	switch mode {
+	case "boot":
+		err = boot()
+	case "modprobe":
+		err = modprobe(os.Args[1:])
+	case agentOfVM:
+		err = jail.ServeSolo(serveMachine)
+	case "agent":
+		err = serveService()
 	case "hold":
 		err = jail.ServeHold()
 	case "init":
@@ -67,8 +94,14 @@ func serveBox(shell *jail.Shell) error {
 		return err
 	}
 	socket.Close()
-	agent := guest.New(guest.Options{Box: box{b}, Output: outfit.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User})
-	return agent.Serve(l)
+	opt := guest.Options{Box: box{b}, Output: outfit.Output, Env: setup.Env, Cwd: setup.Cwd, User: setup.User}
+	if setup.Cells != nil {
+		if err := b.UseCells(setup.Cells); err != nil {
+			return err
+		}
+		opt.Box, opt.Cells = cellBox{b}, b
+	}
+	return guest.New(opt).Serve(l)
 }
 
 // warmUp runs a command that does nothing, so that the sandbox's first finds

@@ -21,7 +21,7 @@ type tokenCreateCmd struct {
 	Name    string   `arg:"" help:"Name, for listing and revoking."`
 	Project string   `help:"Project whose quota and rights it has." default:"default" placeholder:"ID"`
 	Right   []string `help:"What it may do: sandboxes, images, delegate, admin; may be repeated (default sandboxes)." placeholder:"RIGHT"`
-	Expires span     `help:"Valid this long (default for ever)." placeholder:"TIME"`
+	Expires span     `help:"Valid this long (default for ever)." placeholder:"TIME" positive:""`
 	outputFlags
 }
 
@@ -139,16 +139,20 @@ func (c *nodeLsCmd) Run(ctx context.Context, a *app) error {
 	if c.JSON {
 		return a.json(list)
 	}
-	rows := [][]string{{"NODE", "VERSION", "KINDS", "SANDBOXES", "CPUS", "LOAD", "MEMORY", "FREE", "DISK FREE", "PRESSURE"}}
+	rows := [][]string{{"NODE", "VERSION", "KINDS", "SANDBOXES", "CPUS", "LOAD", "MEMORY", "FREE", "DISK FREE", "PRESSURE", "STORE", "CACHED"}}
 	for _, n := range list {
 		kinds := make([]string, len(n.Kinds))
 		for i, k := range n.Kinds {
 			kinds[i] = string(k)
 		}
+		store, cached := "data folder", "-"
+		if n.Store != "" {
+			store, cached = n.Store, of(size(n.Cached), size(n.Cache), n.Cache > 0)
+		}
 		rows = append(rows, []string{
 			n.Name, n.Version, strings.Join(kinds, ","), strconv.Itoa(n.Sandboxes), strconv.Itoa(n.CPUs),
 			fmt.Sprintf("%.1f", n.Load), size(n.Memory), size(n.Available), size(n.DiskFree),
-			fmt.Sprintf("cpu %.0f%% mem %.0f%% io %.0f%%", n.Pressure.CPU, n.Pressure.Memory, n.Pressure.IO),
+			fmt.Sprintf("cpu %.0f%% mem %.0f%% io %.0f%%", n.Pressure.CPU, n.Pressure.Memory, n.Pressure.IO), store, cached,
 		})
 	}
 	return a.table(rows...)

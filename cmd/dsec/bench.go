@@ -12,6 +12,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/bench"
+	"github.com/dsec-go/dsec/client"
 )
 
 func init() { benchPlugins = append(benchPlugins, &nodeBenchmarks{}) }
@@ -31,7 +32,7 @@ type benchFlags struct {
 	outputFlags
 	URL    string `name:"url" help:"Measure this server (default: a private one, ended with the run)." placeholder:"URL"`
 	Dir    string `help:"Where the run's own folder is made, on the disk to measure (default the temporary folder)." placeholder:"DIR"`
-	Guest  string `help:"The dsec-guest program of the private server (default the one beside this program)." placeholder:"FILE"`
+	Guest  string `help:"The dsec-guest program of the private server (default the one beside this program)." placeholder:"FILE" not:"url"`
 	Rounds int    `help:"Rounds of the floor, DSec and the others in turn." placeholder:"N"`
 
 	up []string // flags for the private server
@@ -42,7 +43,27 @@ type printer interface{ Print(io.Writer) error }
 
 // run measures with a world and prints the report that measure returns. node
 // is the process of a private server, else 0.
-func (f *benchFlags) run(ctx context.Context, a *app, measure func(ctx context.Context, w *bench.World, node int) (printer, error)) (err error) {
+func (f *benchFlags) run(ctx context.Context, a *app, measure func(ctx context.Context, w *bench.World, node int) (printer, error)) error {
+	return f.inFolder(ctx, a, func(ctx context.Context, dir string) (report printer, err, left error) {
+		services, node, closeServer, err := f.server(ctx, a, dir)
+		if err != nil {
+			return nil, err, nil
+		}
+		defer func() { left = errors.Join(left, closeServer()) }()
+		w, err := bench.Open(ctx, bench.Config{Dir: dir, Services: services, Log: a.Stderr})
+		if err != nil {
+			return nil, err, nil
+		}
+		defer func() { left = errors.Join(left, w.Close()) }()
+		report, err = measure(ctx, w, node)
+		return report, err, nil
+	})
+}
+
+// inFolder measures in a folder of the run's own and prints the report that
+// measure returns. left is what could not be ended: its files say why, so the
+// folder stays.
+func (f *benchFlags) inFolder(ctx context.Context, a *app, measure func(ctx context.Context, dir string) (report printer, err, left error)) (err error) {
 	if os.Geteuid() != 0 {
 		return dsec.Errorf(dsec.Denied, "a benchmark makes namespaces and mounts: run it as root")
 	}
@@ -68,7 +89,7 @@ func (f *benchFlags) run(ctx context.Context, a *app, measure func(ctx context.C
 	if err != nil {
 		return err
 	}
-	var left error // of what could not be ended: its files say why
+	var left error
 	defer func() {
 		if left == nil {
 			left = os.RemoveAll(dir)
@@ -78,18 +99,8 @@ func (f *benchFlags) run(ctx context.Context, a *app, measure func(ctx context.C
 	if err := os.Chmod(dir, 0o711); err != nil {
 		return err
 	}
-	services, node, closeServer, err := f.server(ctx, a, dir)
-	if err != nil {
-		return err
-	}
-	defer func() { left = errors.Join(left, closeServer()) }()
-	w, err := bench.Open(ctx, bench.Config{Dir: dir, Services: services, Log: a.Stderr})
-	if err != nil {
-		return err
-	}
-	defer func() { left = errors.Join(left, w.Close()) }()
-	report, err := measure(ctx, w, node)
-	if err != nil {
+	var report printer
+	if report, err, left = measure(ctx, dir); err != nil {
 		return err
 	}
 	if f.JSON {
@@ -110,7 +121,7 @@ func (f *benchFlags) server(ctx context.Context, a *app, dir string) (s dsec.Ser
 		if token == "" && f.URL == c.URL {
 			token = c.Token
 		}
-		s, err = a.Connect(f.URL, token)
+		s, err = a.Connect(client.Config{URL: f.URL, Token: token})
 		return s, 0, func() error { return nil }, err
 	}
 	self, err := os.Executable()
@@ -121,7 +132,7 @@ func (f *benchFlags) server(ctx context.Context, a *app, dir string) (s dsec.Ser
 	if err != nil {
 		return s, 0, nil, err
 	}
-	s, err = a.Connect(server.URL, server.Token)
+	s, err = a.Connect(client.Config{URL: server.URL, Token: server.Token})
 	if err != nil {
 		return s, 0, nil, errors.Join(err, server.Close())
 	}
@@ -134,10 +145,18 @@ type benchCreateCmd struct {
 	N     int `short:"n" help:"Creates in a round." placeholder:"N"`
 	Many  int `help:"Creates at a time, for the rate." placeholder:"N"`
 	RateN int `name:"rate-n" help:"Creates in a round of the rate." placeholder:"N"`
+
+	benchKind
 }
 
 // Run measures it.
 func (c *benchCreateCmd) Run(ctx context.Context, a *app) error {
+	if c.Kind == dsec.MicroVM {
+		return c.runVM(ctx, a, c.benchKind, func(ctx context.Context, o bench.VMOptions) (*bench.Report, error) {
+			o.Rounds, o.Execs = c.Rounds, c.N
+			return bench.VM(ctx, o)
+		})
+	}
 	return c.run(ctx, a, func(ctx context.Context, w *bench.World, _ int) (printer, error) {
 		return w.Create(ctx, bench.CreateOptions{Rounds: c.Rounds, N: c.N, Many: c.Many, RateN: c.RateN})
 	})
@@ -164,10 +183,17 @@ type benchDensityCmd struct {
 	Settle span  `help:"How long the host rests before its memory is read." placeholder:"TIME"`
 	Agents []int `help:"Agents for each core, rising levels; 0 leaves them out." placeholder:"N,..."`
 	Period span  `help:"How long each level of agents is watched." placeholder:"TIME"`
+
+	benchKind
 }
 
 // Run measures them. The idle sandboxes are gone before the agents come.
 func (c *benchDensityCmd) Run(ctx context.Context, a *app) error {
+	if c.Kind == dsec.MicroVM {
+		return c.runVM(ctx, a, c.benchKind, func(ctx context.Context, o bench.VMOptions) (*bench.Report, error) {
+			return bench.VMDensity(ctx, o, c.N)
+		})
+	}
 	return c.run(ctx, a, func(ctx context.Context, w *bench.World, node int) (printer, error) {
 		r, err := w.Density(ctx, bench.DensityOptions{N: c.N, Settle: time.Duration(c.Settle)}, node)
 		if err != nil || len(c.Agents) == 1 && c.Agents[0] == 0 {
@@ -206,7 +232,7 @@ func (c *benchTrajectoryCmd) Run(ctx context.Context, a *app) error {
 			return nil, err
 		}
 		defer func() { err = errors.Join(err, server.Close()) }()
-		bare, err := a.Connect(server.URL, server.Token)
+		bare, err := a.Connect(client.Config{URL: server.URL, Token: server.Token})
 		if err != nil {
 			return nil, err
 		}

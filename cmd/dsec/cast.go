@@ -55,7 +55,7 @@ type castHeader struct {
 	Env       map[string]string `json:"env"`
 }
 
-// writeCast writes a trajectory as an asciicast to a file.
+// writeCast writes a trajectory as an asciicast to a file; - is standard output.
 func (a *app) writeCast(ctx context.Context, t tape, path string, idle time.Duration, full bool) error {
 	all, err := t.whole(ctx)
 	if err != nil {
@@ -67,7 +67,11 @@ func (a *app) writeCast(ctx context.Context, t tape, path string, idle time.Dura
 			return fmt.Errorf("record %d: %w", r.Seq, err)
 		}
 	}
-	f, err := os.Create(path)
+	if path == "-" {
+		w := bufio.NewWriter(a.Stdout)
+		return errors.Join(c.write(w, idle), w.Flush())
+	}
+	f, err := os.Create(a.local(path))
 	if err != nil {
 		return fmt.Errorf("write cast: %w", err)
 	}

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,14 +16,12 @@ import (
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
 	"github.com/dsec-go/dsec/cluster"
-	"github.com/dsec-go/dsec/driver"
-	"github.com/dsec-go/dsec/driver/container"
 	"github.com/dsec-go/dsec/edge"
-	"github.com/dsec-go/dsec/image"
 	"github.com/dsec-go/dsec/jail"
 	"github.com/dsec-go/dsec/job"
 	"github.com/dsec-go/dsec/journal"
 	"github.com/dsec-go/dsec/rootfs"
+	"github.com/dsec-go/dsec/snapshot"
 	"github.com/dsec-go/dsec/swap"
 	"github.com/dsec-go/dsec/trajectory"
 )
@@ -37,9 +36,12 @@ type node struct {
 	cluster   *cluster.Cluster
 	key       *dsec.IDKey
 	place     dsec.Place
+	store     storeConfig
 	images    *images
+	disks     *disks
 	inside    *inside
-	driver    driver.Driver
+	kinds     *kinds
+	snapshots *snapshot.Store
 	edge      *edge.Node
 	recorder  atomic.Pointer[trajectory.Recorder] // nil when nothing is recorded
 	jobs      *job.Jobs
@@ -64,6 +66,10 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 			err = errors.Join(err, n.close())
 		}
 	}()
+	where, err := openStore(u)
+	if err != nil {
+		return nil, err
+	}
 	if u.Guest == "" {
 		if u.Guest, err = guestBeside(); err != nil {
 			return nil, err
@@ -115,14 +121,49 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	})
 
 	// What sandboxes are made of: blobs, images of them, mounts of those.
-	blobs, err := blob.OpenFolder(n.data.at(blobDir))
+	blobs, err := where.open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open blobs: %w", err)
 	}
-	library := image.New(blobs, image.LibraryOptions{Verified: n.data.at(verifiedDir), Temp: n.data.at(tempDir)})
-	n.images = &images{library: library, names: n.cluster.Names()}
+	library, err := n.openLibrary(where, blobs)
+	if err != nil {
+		return nil, err
+	}
+	n.images = newImages(library, n.cluster)
+	n.images.profiles = profiles{n.cluster.Profiles(), blobs}
+	n.store, n.images.shared = where, where.way != wayOwn
 	layers := rootfs.NewLayers(n.images)
-	n.onClose("layers", func() error { layers.Forget(); return nil })
+	n.onClose("layers", func() error {
+		if n.images.lazy == nil || n.goingDown {
+			layers.Forget() // else they are the next process's
+		}
+		return nil
+	})
+	if where.way != wayOwn && canSpawn() {
+		if n.images.lazy, err = openLazyData(u, n.data.path, where, layers); err != nil {
+			return nil, fmt.Errorf("open lazy data: %w", err)
+		}
+		n.telemetry.registry.MustRegister(newDepotMetrics(&n.images.lazy.Client))
+		n.images.cached = func(ctx context.Context, digests []string) map[string]int64 {
+			got, _ := n.images.lazy.Cached(ctx, digests) //nolint:errcheck // then nothing is shown
+			return got
+		}
+	}
+	n.onClose("lazy data", n.closeLazyData)
+	n.disks = &disks{dir: n.data.at(diskDir), layers: layers}
+	if u.Snapshots == "" {
+		u.Snapshots = n.data.at(snapshotDir)
+	}
+	states, err := blob.OpenFolder(u.Snapshots)
+	if err != nil {
+		return nil, fmt.Errorf("open snapshots: %w", err)
+	}
+	if n.snapshots, err = snapshot.Open(ctx, states, n.cluster.Snapshots(), n.data.at(draftDir)); err != nil {
+		return nil, err
+	}
+	if err := cleanTemp(n.data.at(tempDir)); err != nil {
+		return nil, err
+	}
 
 	// What runs them.
 	guestLog, err := os.OpenFile(n.data.at("guest.log"), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -130,13 +171,15 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, fmt.Errorf("open guest log: %w", err)
 	}
 	defer guestLog.Close() // whoever was started with it has its own
-	n.driver, err = container.Open(container.Config{
-		Dir: n.data.at(containerDir), Guest: u.Guest, Name: "dsec-" + n.data.instance, Pool: u.Pool, Log: guestLog,
+	n.kinds, err = openKinds(kindConfig{
+		data: n.data.path, instance: n.data.instance, guest: u.Guest, pool: u.Pool, warm: u.Warm, guestLog: guestLog, log: u.Log,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("open container driver: %w", err)
+		return nil, err
 	}
-	n.onClose("container driver", n.driver.Close)
+	n.onClose("drivers", n.kinds.close)
+	functions := n.fnDriver(u.Guest)
+	n.onClose("fncall driver", functions.Close)
 
 	// Who they are and how long they live.
 	records, err := journal.Open(n.data.at(journalDir), journal.Options{})
@@ -155,25 +198,25 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Name:      n.name,
 		Keys:      n.key,
 		Place:     n.place,
-		Drivers:   []driver.Driver{n.driver},
+		Drivers:   append(slices.Clone(n.kinds.drivers), functions),
+		Absent:    n.kinds.absent,
 		Journal:   &edge.Log{Journal: records},
-		Names:     names{n.cluster.Names()},
-		Roots:     layers,
+		Names:     names{n.images},
+		Roots:     roots{layers, n.images, n.disks},
 		Host:      edge.ProcHost{Data: n.data.path},
 		Committer: n.images,
+		Snapshots: n.snapshots,
+		Temp:      n.data.at(tempDir),
 		Quota:     n.cluster.Ledger(),
 		Door:      n.inside,
 		Measure:   edge.MeasureUpper,
-		Features:  func() []dsec.FeatureStatus { return hostFeatures(n.data.path) },
+		Features:  func() []dsec.FeatureStatus { return append(hostFeatures(n.data.path), n.kinds.features(u.Guest)...) },
 		Events:    n.told(n.recorded(n.unnamed(n.telemetry.edgeEvents()))),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("open edge: %w", err)
 	}
-	n.images.inUse = func() map[string]int {
-		layers.Forget()
-		return n.edge.Layers()
-	}
+	n.images.inUse = func(ctx context.Context) (map[string]int, error) { return n.layersInUse(ctx, layers) }
 	n.telemetry.watchNode(n.edge)
 	n.onClose("edge", n.edge.Close)
 	n.onClose("api of sandboxes", n.inside.end)
@@ -183,7 +226,26 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		}
 	}
 	n.fence()
+	n.kinds.prepare()
 	return n, nil
+}
+
+// layersInUse gives what sandboxes use and what snapshots lie on. It lets go of
+// mounts that nobody uses, and of copies of disk images.
+func (n *node) layersInUse(ctx context.Context, layers *rootfs.Layers) (map[string]int, error) {
+	saved, err := n.snapshots.List(ctx)
+	if err != nil {
+		return nil, err
+	}
+	layers.Forget()
+	used := n.edge.Layers()
+	n.disks.forget(used)
+	for _, s := range saved {
+		for _, d := range s.Layers {
+			used[d]++
+		}
+	}
+	return used, nil
 }
 
 func (n *node) onClose(what string, f func() error) {
@@ -200,6 +262,18 @@ func (n *node) close() error {
 	}
 	n.closers = nil
 	return errors.Join(errs...)
+}
+
+// closeLazyData leaves the processes beside this one to the next, or ends them.
+// A node is taken down by whoever comes, who need not know of its store.
+func (n *node) closeLazyData() error {
+	if n.images.lazy != nil {
+		n.images.lazy.close()
+	}
+	if !n.goingDown {
+		return nil
+	}
+	return endLazyData(n.data.path)
 }
 
 // dropSwap gives up the node's own swap when it goes down. Before that the
@@ -225,7 +299,10 @@ func (n *node) unfenced() dsec.Services {
 // services are the node's contracts before tokens are asked for.
 func (n *node) services() dsec.Services {
 	s := n.jobs.Fence(n.unfenced())
-	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), n.cluster.Projects()
+	if n.store.way != wayOwn {
+		s.Nodes = nodesWithStore{nodes: s.Nodes, where: n.store, lazy: n.images.lazy}
+	}
+	s.Images, s.Tokens, s.Projects = n.images, n.cluster.Tokens(), stocked{n.cluster.Projects(), n.images.stock}
 	return s
 }
 
@@ -252,21 +329,6 @@ func (n *node) operatorToken(ctx context.Context) (string, error) {
 		return "", fmt.Errorf("keep operator token: %w", err)
 	}
 	return secret, nil
-}
-
-// names makes the cluster's image names fit the edge.
-type names struct{ cluster.Names }
-
-// Resolve gives the image that a name is to a project.
-func (n names) Resolve(_ context.Context, project dsec.ProjectID, name string) (dsec.Image, error) {
-	e, err := n.Of(project).Resolve(name)
-	return e.Image, err
-}
-
-// Register makes an image known.
-func (n names) Register(ctx context.Context, img dsec.Image) error {
-	caller, _ := dsec.CallerFrom(ctx)
-	return n.Names.Put(ctx, cluster.Entry{Image: img, Creator: caller.Token})
 }
 
 var notHost = sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(`[^a-z0-9._-]+`) })

@@ -13,6 +13,7 @@ import (
 
 // createCmd creates a sandbox.
 type createCmd struct {
+	From string `help:"Snapshot that it begins with; image and limits are the snapshot's then (default none)." placeholder:"ID"`
 	specFlags
 	userFlags
 	outputFlags
@@ -27,6 +28,11 @@ func (c *createCmd) Run(ctx context.Context, a *app) error {
 	spec.User, spec.Cwd = c.User, c.Cwd
 	if spec.Env, err = pairs("environment variable", c.Env, a.Getenv); err != nil {
 		return err
+	}
+	if spec.From = c.From; c.From != "" {
+		if err := spec.Check(); err != nil {
+			return err
+		}
 	}
 	s, err := a.services()
 	if err != nil {

@@ -29,12 +29,17 @@ const (
 	controlSocket = "control"  // where dsec down asks
 	etcdDir       = "etcd"
 	blobDir       = "blobs"
+	cacheDir      = "cache" // of a store elsewhere
 	journalDir    = "journal"
 	logDir        = "logs" // segments of trajectories, and outputs in them
 	containerDir  = "container"
 	swapDir       = "swap"     // see package swap; made by dsec doctor too
 	verifiedDir   = "verified" // which layers were checked
+	indexDir      = "files"    // which files the store has; may be lost
 	tempDir       = "temp"
+	snapshotDir   = "snapshots" // saved states of sandboxes
+	draftDir      = "drafts"    // of such that are being put there
+	diskDir       = "disks"     // disk images as virtual machines read them
 )
 
 // dataFolder is a locked data folder.
@@ -99,7 +104,7 @@ func checkEmpty(path string) error {
 		switch strings.TrimSuffix(e.Name(), ".new") {
 		case formatFile:
 			return nil
-		case lockFile, instanceFile, upLog, swapDir:
+		case lockFile, instanceFile, upLog, upLog + ".1", swapDir:
 		default:
 			other = e.Name()
 		}

@@ -91,6 +91,42 @@ func openUpLog(data string) (*os.File, error) {
 	return log, nil
 }
 
+// args give the node that is started all that this command was given. Its folder
+// is another, so paths are made whole.
+func (c *upCmd) args(a *app, data string) ([]string, error) {
+	args := []string{"up", "--data", data, "--listen", c.Listen, "--ready-fd", strconv.Itoa(readyFD)}
+	for _, f := range []struct{ flag, path string }{{"--guest", c.Guest}, {"--snapshots", c.Snapshots}} {
+		if f.path == "" {
+			continue
+		}
+		path, err := filepath.Abs(a.local(f.path))
+		if err != nil {
+			return nil, err
+		}
+		args = append(args, f.flag, path)
+	}
+	for _, f := range []struct{ flag, value string }{{"--name", c.Name}, {"--store", c.Store}, {"--warm", c.Warm}} {
+		if f.value != "" {
+			args = append(args, f.flag, f.value)
+		}
+	}
+	for _, f := range []struct {
+		flag  string
+		bytes byteSize
+	}{{"--swap", c.Swap}, {"--cache", c.Cache}} {
+		if f.bytes > 0 {
+			args = append(args, f.flag, strconv.FormatInt(int64(f.bytes), 10))
+		}
+	}
+	if c.Verbose {
+		args = append(args, "--verbose")
+	}
+	if !c.Record {
+		args = append(args, "--no-record")
+	}
+	return args, nil
+}
+
 // start runs the node; ready gives its address.
 func (c *upCmd) start(a *app, data string, log *os.File) (cmd *exec.Cmd, ready *os.File, err error) {
 	self, err := os.Executable()
@@ -102,23 +138,10 @@ func (c *upCmd) start(a *app, data string, log *os.File) (cmd *exec.Cmd, ready *
 		return nil, nil, err
 	}
 	defer w.Close()
-	args := []string{"up", "--data", data, "--listen", c.Listen, "--ready-fd", strconv.Itoa(readyFD)}
-	if c.Name != "" {
-		args = append(args, "--name", c.Name)
-	}
-	if c.Guest != "" {
-		guest, err := filepath.Abs(a.local(c.Guest))
-		if err != nil {
-			ready.Close()
-			return nil, nil, err
-		}
-		args = append(args, "--guest", guest)
-	}
-	if c.Verbose {
-		args = append(args, "--verbose")
-	}
-	if c.Swap > 0 {
-		args = append(args, "--swap", strconv.FormatInt(int64(c.Swap), 10))
+	args, err := c.args(a, data)
+	if err != nil {
+		ready.Close()
+		return nil, nil, err
 	}
 	cmd = exec.Command(self, args...)
 	cmd.Dir = "/"

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,12 +17,13 @@ type doctorCmd struct {
 	Data  string   `help:"Folder on the file system that a node would use; probes are written there and removed (default the temporary one, for --fix and --unfix /var/lib/dsec)." placeholder:"DIR"`
 	Fix   bool     `help:"Make what is missing and can be made: swap in the data folder." xor:"fix"`
 	Unfix bool     `help:"Remove what --fix made." xor:"fix"`
-	Swap  byteSize `help:"How much swap --fix makes (default half the memory, at most a quarter of the free disk)." placeholder:"SIZE"`
+	Swap  byteSize `help:"How much swap --fix makes (default half the memory, at most a quarter of the free disk)." placeholder:"SIZE" needs:"fix" positive:""`
+	Store string   `help:"Also try a store as \"dsec up --store\" takes it: whether it answers, and whether the keys may write, read and delete (default none)." placeholder:"URL"`
 	outputFlags
 }
 
 // Run probes this host; no server is needed.
-func (c *doctorCmd) Run(a *app) error {
+func (c *doctorCmd) Run(ctx context.Context, a *app) error {
 	dir := c.Data
 	if c.Fix || c.Unfix {
 		if dir == "" {
@@ -34,7 +36,18 @@ func (c *doctorCmd) Run(a *app) error {
 	if dir == "" {
 		dir = os.TempDir()
 	}
-	list := hostFeatures(dir)
+	guest, err := guestBeside()
+	if err != nil {
+		guest = "dsec-guest" // what needs it says that it is missing
+	}
+	list := append(hostFeatures(dir), kindFeatures(guest)...)
+	if c.Store != "" {
+		status, err := storeFeature(ctx, c.Store)
+		if err != nil {
+			return err
+		}
+		list = append(list, status)
+	}
 	if c.JSON {
 		return a.json(list)
 	}

@@ -35,7 +35,7 @@ func (n *node) front(auth api.Authenticator) *api.Handler {
 		Nodes: api.Single{Node: api.Node{
 			Name: n.name, Number: n.place.Node, Handler: rpc.Handler(services, options), Services: services,
 		}},
-		Local:  dsec.Services{Images: services.Images, Jobs: services.Jobs, Tokens: services.Tokens, Projects: services.Projects, Nodes: services.Nodes},
+		Local:  dsec.Services{Images: services.Images, Jobs: services.Jobs, Tokens: services.Tokens, Projects: services.Projects, Nodes: services.Nodes, Snapshots: services.Snapshots},
 		RPC:    options,
 		Events: api.Events{Access: n.telemetry.access},
 	})

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/dsec-go/dsec"
-	"github.com/dsec-go/dsec/driver/container"
 	"github.com/dsec-go/dsec/journal"
 )
 
@@ -110,18 +109,20 @@ func endUnread(ctx context.Context, u Up) (err error) {
 		return err
 	}
 	defer data.close()
-	d, err := container.Open(container.Config{
-		Dir: data.at(containerDir), Guest: u.Guest, Name: "dsec-" + data.instance, Pool: u.Pool,
-	})
+	k, err := openKinds(kindConfig{data: data.path, instance: data.instance, guest: u.Guest, pool: u.Pool, log: u.Log})
 	if err != nil {
-		return fmt.Errorf("open container driver: %w", err)
+		return err
 	}
-	machines, err := d.Adopt(ctx)
-	errs := []error{err}
-	for _, m := range machines {
-		errs = append(errs, m.Stop(ctx))
+	functions := (&node{data: data}).fnDriver(u.Guest)
+	var errs []error
+	for _, d := range append(k.drivers, functions) {
+		machines, err := d.Adopt(ctx)
+		errs = append(errs, err)
+		for _, m := range machines {
+			errs = append(errs, m.Stop(ctx))
+		}
 	}
-	return errors.Join(append(errs, d.Close())...)
+	return errors.Join(append(errs, functions.Close(), k.close(), endLazyData(data.path))...)
 }
 
 // removeContext deletes a context file that names the node of data.

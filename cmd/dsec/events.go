@@ -12,8 +12,8 @@ import (
 // eventsCmd prints what happened to jobs and their sandboxes.
 type eventsCmd struct {
 	Job    string `help:"Of this job only (default all jobs)." placeholder:"ID"`
-	After  uint64 `help:"Events of the job behind this number (default all that are kept)." placeholder:"N"`
-	Follow bool   `short:"f" help:"Wait for more, until the job is stopped."`
+	After  uint64 `help:"Events of the job behind this number (default all that are kept)." placeholder:"N" needs:"job"`
+	Follow bool   `short:"f" help:"Wait for more, until the job is stopped." needs:"job"`
 	outputFlags
 }
 
@@ -25,9 +25,6 @@ type jobEvent struct {
 
 // Run prints them, oldest first, one a line.
 func (c *eventsCmd) Run(ctx context.Context, a *app) error {
-	if c.Job == "" && (c.Follow || c.After != 0) {
-		return dsec.Errorf(dsec.Invalid, "--after and --follow need --job: each job numbers its own events")
-	}
 	jobs, err := a.jobs()
 	if err != nil {
 		return err

@@ -15,9 +15,11 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing/iotest"
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/client"
 )
 
 // fake is a server whose sandboxes are memory and whose programs are the few
@@ -58,11 +60,11 @@ func newFake() *fake {
 }
 
 // connect is an app's Connect.
-func (f *fake) connect(url, token string) (dsec.Services, error) {
+func (f *fake) connect(to client.Config) (dsec.Services, error) {
 	if f.unreach {
-		return dsec.Services{}, dsec.Errorf(dsec.Unavailable, "dial %s: connection refused", url)
+		return dsec.Services{}, dsec.Errorf(dsec.Unavailable, "dial %s: connection refused", to.URL)
 	}
-	if token == "wrong" {
+	if to.Token == "wrong" {
 		return dsec.Services{}, dsec.Errorf(dsec.Unauthenticated, "the token is not known")
 	}
 	return dsec.Services{
@@ -616,14 +618,50 @@ func (f fakeImages) Upload(_ context.Context, opt dsec.ImportOptions, r io.Reade
 	return f.keep(opt, "tar of "+strings.Join(names, " "))
 }
 
-func (f fakeImages) List(context.Context) ([]dsec.Image, error) {
+func (f fakeImages) Adopt(_ context.Context, digest string, opt dsec.ImportOptions) (dsec.Image, error) {
+	return f.keep(opt, "layer "+digest)
+}
+
+// List has two images on a page.
+func (f fakeImages) List(_ context.Context, q dsec.ImageQuery) (page dsec.ImagePage, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	var list []dsec.Image
 	for _, n := range slices.Sorted(maps.Keys(f.images)) {
-		list = append(list, f.images[n])
+		switch {
+		case n <= q.After || !strings.HasPrefix(n, q.Prefix):
+		case len(page.Images) == 2:
+			page.Next = page.Images[1].Name
+			return page, nil
+		default:
+			img := f.images[n]
+			if q.Usage {
+				img.Usage = &dsec.ImageUsage{Unique: 3 << 20, Cached: 5 << 10}
+			}
+			page.Images = append(page.Images, img)
+		}
 	}
-	return list, nil
+	return page, nil
+}
+
+func (f fakeImages) Tag(ctx context.Context, name, tag string) (dsec.Image, error) {
+	i, err := f.Inspect(ctx, name)
+	if err != nil {
+		return i, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	i.Tags = append(i.Tags, tag)
+	f.images[i.Name] = i
+	return i, nil
+}
+
+// Export gives the environment as text, and breaks off for an image named broken.
+func (f fakeImages) Export(_ context.Context, e dsec.Environment) (io.ReadCloser, error) {
+	var r io.Reader = strings.NewReader(strings.Join(e.Parts(), " ") + "\n")
+	if e.Base == "broken" {
+		r = io.MultiReader(r, iotest.ErrReader(dsec.Errorf(dsec.Unavailable, "the store is gone")))
+	}
+	return io.NopCloser(r), nil
 }
 
 func (f fakeImages) Inspect(_ context.Context, name string) (dsec.Image, error) {
@@ -647,7 +685,10 @@ func (f fakeImages) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-func (f fakeImages) Collect(context.Context) (dsec.Collected, error) {
+func (f fakeImages) Collect(_ context.Context, opt dsec.CollectOptions) (dsec.Collected, error) {
+	if opt.Alone {
+		return dsec.Collected{}, dsec.Errorf(dsec.Conflict, "not alone")
+	}
 	return dsec.Collected{Blobs: 2, Bytes: 5 << 20}, nil
 }
 
@@ -677,6 +718,15 @@ func (f fakeProjects) Create(_ context.Context, p dsec.Project) (dsec.Project, e
 	f.projects = append(f.projects, p)
 	return p, nil
 }
+func (f fakeProjects) SetQuota(_ context.Context, name dsec.ProjectID, q dsec.Quota) error {
+	i := slices.IndexFunc(f.projects, func(p dsec.Project) bool { return p.Name == name })
+	if i < 0 {
+		return dsec.Errorf(dsec.NotFound, "no project is called %s", name)
+	}
+	f.projects[i].Quota = q
+	return nil
+}
+
 func (f fakeProjects) Remove(_ context.Context, name dsec.ProjectID) error {
 	all := len(f.projects)
 	f.projects = slices.DeleteFunc(f.projects, func(p dsec.Project) bool { return p.Name == name })

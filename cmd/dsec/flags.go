@@ -184,25 +184,22 @@ func pairs(what string, words []string, lookup func(string) string) (map[string]
 // apiFlags let what runs in a sandbox drive other sandboxes.
 type apiFlags struct {
 	API          bool     `name:"api" help:"Let what runs in it make and use sandboxes of its own: it finds DSEC_URL and DSEC_TOKEN set."`
-	APIRights    []string `name:"api-rights" help:"What it may do: sandboxes, images, delegate; with --api (default sandboxes)." placeholder:"RIGHT"`
-	APISandboxes int      `name:"api-sandboxes" help:"How many it may have at once; with --api (default 16)." placeholder:"N"`
-	APICPU       float64  `name:"api-cpu" help:"Cores that all of them may have (default what its project has left)." placeholder:"CORES"`
-	APIMemory    byteSize `name:"api-memory" help:"Memory that all of them may have (default likewise)." placeholder:"SIZE"`
-	APIPort      int      `name:"api-port" help:"Port of its loopback; with --api (default 7070)." placeholder:"PORT"`
+	APIRights    []string `name:"api-rights" help:"What it may do: sandboxes, images, delegate; with --api (default sandboxes)." placeholder:"RIGHT" needs:"api"`
+	APISandboxes int      `name:"api-sandboxes" help:"How many it may have at once; with --api (default 16)." placeholder:"N" needs:"api" positive:""`
+	APICPU       float64  `name:"api-cpu" help:"Cores that all of them may have (default what its project has left)." placeholder:"CORES" needs:"api" positive:""`
+	APIMemory    byteSize `name:"api-memory" help:"Memory that all of them may have (default likewise)." placeholder:"SIZE" needs:"api" positive:""`
+	APIPort      int      `name:"api-port" help:"Port of its loopback; with --api (default 7070)." placeholder:"PORT" needs:"api" positive:""`
 }
 
 func (f *apiFlags) delegation() (*dsec.Delegation, error) {
+	if !f.API {
+		return nil, nil
+	}
 	d := &dsec.Delegation{Quota: dsec.Quota{Sandboxes: f.APISandboxes, CPU: f.APICPU, Memory: int64(f.APIMemory)}, Port: f.APIPort}
 	for _, r := range f.APIRights {
 		d.Rights = append(d.Rights, dsec.Right(r))
 	}
-	if f.API {
-		return d, nil
-	}
-	if len(d.Rights) > 0 || d.Quota != (dsec.Quota{}) || d.Port != 0 {
-		return nil, dsec.Errorf(dsec.Invalid, "the flags --api-... say more about --api, which is missing")
-	}
-	return nil, nil
+	return d, nil
 }
 
 // specFlags say what sandbox is wanted.
@@ -211,11 +208,11 @@ type specFlags struct {
 	Workspace string   `help:"Workspace image on top of the base (default none)." placeholder:"NAME"`
 	Toolkit   []string `help:"Toolkit image on top of both; may be repeated (default none)." placeholder:"NAME" sep:"none"`
 	Kind      string   `help:"How it is isolated: container, microvm, fullvm or fncall (default container)." placeholder:"KIND"`
-	CPU       float64  `help:"Cores it may use (default 1)." placeholder:"CORES"`
-	Memory    byteSize `help:"Memory it may use, as 512M or 2G (default 1G)." placeholder:"SIZE"`
-	Disk      byteSize `help:"What it may write (default 10G)." placeholder:"SIZE"`
-	Pids      int      `help:"Processes and threads it may have (default 1024)." placeholder:"N"`
-	TTL       span     `name:"ttl" help:"Ended this long after its creation (default 1h)." placeholder:"TIME"`
+	CPU       float64  `help:"Cores it may use (default 1)." placeholder:"CORES" positive:""`
+	Memory    byteSize `help:"Memory it may use, as 512M or 2G (default 1G)." placeholder:"SIZE" positive:""`
+	Disk      byteSize `help:"What it may write (default 10G)." placeholder:"SIZE" positive:""`
+	Pids      int      `help:"Processes and threads it may have (default 1024)." placeholder:"N" positive:""`
+	TTL       span     `name:"ttl" help:"Ended this long after its creation (default 1h)." placeholder:"TIME" positive:""`
 	Idle      span     `help:"Ended after this long without use (default never)." placeholder:"TIME"`
 	Job       string   `help:"Job it belongs to; one that nobody made has no lease (default none)." placeholder:"ID"`
 	Label     []string `help:"Label k=v, for listing; may be repeated (default none)." placeholder:"K=V" sep:"none"`
@@ -267,5 +264,5 @@ type commandFlags struct {
 	TTY         bool     `name:"tty" short:"t" help:"Give the command a terminal."`
 	Timeout     span     `help:"Kill it after this long; the exit status is then 124 (default never)." placeholder:"TIME"`
 	Quiet       span     `name:"idle-timeout" help:"Kill it after this long without output (default never)." placeholder:"TIME"`
-	Output      byteSize `help:"How much of each output stream is kept (default 16M)." placeholder:"SIZE"`
+	Output      byteSize `help:"How much of each output stream is kept (default 16M)." placeholder:"SIZE" positive:""`
 }

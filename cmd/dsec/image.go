@@ -11,7 +11,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
-	"time"
 
 	"github.com/dsec-go/dsec"
 )
@@ -19,36 +18,50 @@ import (
 // imageCmd groups the commands on images.
 type imageCmd struct {
 	Import  imageImportCmd  `cmd:"" help:"Make an image of a registry reference, a folder, a tar or an OCI layout."`
-	Ls      imageLsCmd      `cmd:"" help:"List images."`
+	Ls      imageLsCmd      `cmd:"" help:"List images with what they take."`
 	Inspect imageInspectCmd `cmd:"" help:"Show everything about an image."`
-	Rm      imageRmCmd      `cmd:"" help:"Forget images by name."`
+	Tag     imageTagCmd     `cmd:"" help:"Let a tag stand for a version."`
+	Rm      imageRmCmd      `cmd:"" help:"Forget images, or tags, by name."`
+	Export  imageExportCmd  `cmd:"" help:"Write an environment as an OCI image."`
 	Gc      imageGcCmd      `cmd:"" help:"Delete stored bytes that no image and no sandbox needs."`
 }
 
-// registryScheme marks a source as a registry reference beyond doubt.
-const registryScheme = "docker://"
+// Schemes of sources.
+const (
+	registryScheme = "docker://" // a registry reference beyond doubt
+	layerScheme    = "layer:"    // a layer that the store has already
+)
 
 type imageImportCmd struct {
-	Src  string `arg:"" help:"Folder, tar (plain, gzip, zstd; also of docker save), OCI layout, - for standard input, or registry reference."`
+	Src  string `arg:"" help:"Folder, tar (plain, gzip, zstd; also of docker save), OCI layout, - for standard input, registry reference, or layer:DIGEST."`
 	Name string `help:"Name, or name@version; a missing version is taken from the content (default that of a reference; else needed)." placeholder:"NAME"`
-	As   string `help:"Where in an environment it goes: base, workspace or toolkit." enum:"base,workspace,toolkit" default:"base"`
+	As   string `help:"Where in an environment it goes: base, workspace or toolkit; or disk, a whole disk image for kind fullvm." enum:"base,workspace,toolkit,disk" default:"base"`
 	outputFlags
 }
 
 // Help shows the forms of a source.
 func (c *imageImportCmd) Help() string {
 	return `Folders and files are read here and streamed to the server, which never reads
-paths of its own host; a registry reference is fetched by the server.
+paths of its own host; a registry reference is fetched by the server. A layer that
+the store has already, of another node or of a name that was removed, only gets a name.
 
   dsec image import ./rootfs --name debian
   dsec image import ./repo --name repo@v1 --as workspace
   docker save app | dsec image import - --name app
-  dsec image import docker://registry.example/team/app:1.2`
+  dsec image import debian.qcow2 --name debian-vm --as disk
+  dsec image import docker://registry.example/team/app:1.2
+  dsec image import layer:sha256:0123... --name task@v2`
 }
 
 // Run imports the source and prints the image's name and version.
 func (c *imageImportCmd) Run(ctx context.Context, a *app) error {
+	if digest, ok := strings.CutPrefix(c.Src, layerScheme); ok {
+		return c.adopt(ctx, a, digest)
+	}
 	src, err := c.source(a)
+	if err == nil && c.As == string(dsec.Disk) {
+		src, err = packDisk(src)
+	}
 	if err != nil {
 		return err
 	}
@@ -76,10 +89,33 @@ func (c *imageImportCmd) Run(ctx context.Context, a *app) error {
 	if src == nil {
 		img, err = a.pull(ctx, s, strings.TrimPrefix(c.Src, registryScheme), opt)
 	} else {
-		p := a.progress()
-		img, err = s.Images.Upload(ctx, opt, &countingReader{r: src, p: p})
-		p.clear()
+		m := a.meter("upload", sizeOf(src))
+		img, err = s.Images.Upload(ctx, opt, &countingReader{r: src, m: m, then: "the server stores it"})
+		m.clear()
 	}
+	if err != nil {
+		return err
+	}
+	return a.printImage(img, c.JSON)
+}
+
+// adopt names a layer. Its role is its own, whatever --as says by default.
+func (c *imageImportCmd) adopt(ctx context.Context, a *app, digest string) error {
+	if c.Name == "" {
+		return dsec.Errorf(dsec.Invalid, "give the image a name: --name NAME")
+	}
+	s, err := a.services()
+	if err != nil {
+		return err
+	}
+	if s.Images == nil {
+		return lacking("images")
+	}
+	opt := dsec.ImportOptions{Name: c.Name}
+	if c.As != string(dsec.Base) {
+		opt.Role = dsec.Role(c.As)
+	}
+	img, err := s.Images.Adopt(ctx, digest, opt)
 	if err != nil {
 		return err
 	}
@@ -152,8 +188,8 @@ func localName(ref string) string {
 
 // pull lets the server fetch ref, showing how far it is.
 func (a *app) pull(ctx context.Context, s dsec.Services, ref string, opt dsec.ImportOptions) (dsec.Image, error) {
-	p := a.progress()
-	defer p.clear()
+	m := a.meter(ref, 0)
+	defer m.clear()
 	var img *dsec.Image
 	for r, err := range s.Images.Pull(ctx, ref, opt) {
 		if err != nil {
@@ -162,30 +198,12 @@ func (a *app) pull(ctx context.Context, s dsec.Services, ref string, opt dsec.Im
 		if r.Image != nil {
 			img = r.Image
 		}
-		if r.Total > 0 {
-			p.show("%s %s: %s of %s", r.Stage, ref, size(r.Done), size(r.Total))
-		} else {
-			p.show("%s %s: %s", r.Stage, ref, size(r.Done))
-		}
+		m.report(r.Stage, r.Done, r.Total)
 	}
 	if img == nil {
 		return dsec.Image{}, dsec.Errorf(dsec.Internal, "the server reported no image for %s", ref)
 	}
 	return *img, nil
-}
-
-// countingReader shows on p what was read of r.
-type countingReader struct {
-	r io.Reader
-	p *progress
-	n int64
-}
-
-func (c *countingReader) Read(b []byte) (int, error) {
-	n, err := c.r.Read(b)
-	c.n += int64(n)
-	c.p.show("upload: %s", size(c.n))
-	return n, err
 }
 
 func (a *app) printImage(img dsec.Image, asJSON bool) error {
@@ -196,78 +214,14 @@ func (a *app) printImage(img dsec.Image, asJSON bool) error {
 	return err
 }
 
-type imageLsCmd struct{ outputFlags }
-
-// Run prints all images, by name, then newest first.
-func (c *imageLsCmd) Run(ctx context.Context, a *app) error {
-	s, err := a.services()
-	if err != nil {
-		return err
-	}
-	if s.Images == nil {
-		return lacking("images")
-	}
-	list, err := s.Images.List(ctx)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(list)
-	}
-	now := time.Now()
-	rows := [][]string{{"IMAGE", "ROLE", "SIZE", "STORED", "ENTRIES", "AGE", "SOURCE"}}
-	for _, i := range list {
-		rows = append(rows, []string{
-			i.Ref(), string(i.Role), size(i.Size), size(i.Stored), fmt.Sprint(i.Entries), since(i.Created, now), or(i.Source),
-		})
-	}
-	return a.table(rows...)
-}
-
-type imageInspectCmd struct {
-	Name string `arg:"" help:"name or name@version."`
-	outputFlags
-}
-
-// Run prints the image's record.
-func (c *imageInspectCmd) Run(ctx context.Context, a *app) error {
-	s, err := a.services()
-	if err != nil {
-		return err
-	}
-	if s.Images == nil {
-		return lacking("images")
-	}
-	i, err := s.Images.Inspect(ctx, c.Name)
-	if err != nil {
-		return err
-	}
-	if c.JSON {
-		return a.json(i)
-	}
-	rows := [][]string{
-		{"image", i.Ref()},
-		{"role", string(i.Role)},
-		{"digest", i.Digest},
-		{"size", size(i.Size)},
-		{"stored", size(i.Stored)},
-		{"entries", fmt.Sprint(i.Entries)},
-		{"created", i.Created.UTC().Format(time.RFC3339)},
-		{"source", or(i.Source)},
-		{"user", or(i.Config.User)},
-		{"cwd", or(i.Config.Cwd)},
-	}
-	for _, e := range i.Config.Env {
-		rows = append(rows, []string{"env", e})
-	}
-	if len(i.Config.Shell) > 0 {
-		rows = append(rows, []string{"entry point", strings.Join(i.Config.Shell, " ")})
-	}
-	return a.table(rows...)
-}
-
 type imageRmCmd struct {
-	Names []string `arg:"" name:"image" help:"Names, each name or name@version."`
+	Names []string `arg:"" name:"image" help:"Names, each name, name@version or name@tag."`
+}
+
+// Help says what goes with a name.
+func (c *imageRmCmd) Help() string {
+	return `A tag goes alone. A version goes when no tag stands for it; its bytes go with the
+next "dsec image gc". Sandboxes that use it go on.`
 }
 
 // Run forgets the names. Sandboxes that use them go on.
@@ -291,7 +245,10 @@ func (c *imageRmCmd) Run(ctx context.Context, a *app) error {
 	return last
 }
 
-type imageGcCmd struct{ outputFlags }
+type imageGcCmd struct {
+	Alone bool `help:"The store of \"dsec up --store\" is used by no other cluster; needed there, since the names of others are not known here."`
+	outputFlags
+}
 
 // Help says what a collection leaves that one may expect gone.
 func (c *imageGcCmd) Help() string {
@@ -308,7 +265,7 @@ func (c *imageGcCmd) Run(ctx context.Context, a *app) error {
 	if s.Images == nil {
 		return lacking("images")
 	}
-	got, err := s.Images.Collect(ctx)
+	got, err := s.Images.Collect(ctx, dsec.CollectOptions{Alone: c.Alone})
 	if err != nil {
 		return err
 	}

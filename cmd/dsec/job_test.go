@@ -72,7 +72,6 @@ func TestJobs(t *testing.T) {
 		"job stop nowhere":                     "no job",
 		"job renew train 7":                    "future",
 		"events --job train --after 99":        "not happened yet",
-		"events --follow":                      "need --job",
 	} {
 		if said := w.refused(strings.Fields(args)...); !strings.Contains(said, want) {
 			t.Errorf("dsec %s says %q, want %q", args, said, want)
@@ -233,6 +232,18 @@ func TestLeaseOnANode(t *testing.T) {
 	case <-time.After(20 * time.Second):
 		t.Error("the holder's context did not end")
 	}
+	// The command line acts as an owner too, and a later one fences it.
+	w.epoch = "1"
+	old := w.start("job", "pause", "pause")
+	if code := <-old.code; code != statusFailed || !strings.Contains(old.err.String(), "epoch") {
+		t.Errorf("an earlier owner's command line: status %d, %s", code, old.err)
+	}
+	w.epoch = "one"
+	wrong := w.start("job", "pause", "pause")
+	if code := <-wrong.code; code != statusFailed || !strings.Contains(wrong.err.String(), "DSEC_JOB_EPOCH") {
+		t.Errorf("no epoch: status %d, %s", code, wrong.err)
+	}
+	w.epoch = ""
 	lease.Close()
 	other.Close()
 	w.await("paused 5", "job", "inspect", "pause")

@@ -15,7 +15,7 @@ func (n *node) openJobs(j *journal.Journal) error {
 	jobs, err := job.Open(job.Config{
 		Journal: &job.Log{Journal: j},
 		Label: func(ctx context.Context, id dsec.SandboxID, labels map[string]string) (dsec.Sandbox, error) {
-			return n.edge.Label(ctx, id, labels)
+			return n.recorder.Load().Label(ctx, id, labels, n.edge.Label)
 		},
 		Error: func(err error) { n.telemetry.fault("jobs", err) },
 	})

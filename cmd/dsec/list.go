@@ -18,7 +18,7 @@ type lsCmd struct {
 	Label []string `help:"With this label only; may be repeated (default all)." placeholder:"K=V" sep:"none"`
 	State string   `help:"In this state only (default every one that has not ended)." placeholder:"STATE"`
 	Limit int      `help:"At most this many, the newest (default all)." placeholder:"N"`
-	Quiet bool     `short:"q" help:"Print IDs alone."`
+	Quiet bool     `short:"q" help:"Print IDs alone." not:"json"`
 	outputFlags
 }
 
@@ -147,6 +147,7 @@ func describe(sb dsec.Sandbox, now time.Time) [][]string {
 		add("api", fmt.Sprintf("port %d, %d sandboxes, rights %v", d.Port, d.Quota.Sandboxes, d.Rights))
 	}
 	add("key", sb.Key)
+	add("from", sb.Spec.From)
 	for _, k := range sortedKeys(spec.Labels) {
 		add("label", k+"="+spec.Labels[k])
 	}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/client"
 	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/driver/synthetic"
 	"github.com/dsec-go/dsec/edge"
@@ -59,7 +60,7 @@ func recording(t *testing.T) dsec.Services {
 // on runs a command line against the services.
 func (s *session) on(t *testing.T, with dsec.Services, status int, args ...string) string {
 	t.Helper()
-	s.Connect = func(string, string) (dsec.Services, error) { return with, nil }
+	s.Connect = func(client.Config) (dsec.Services, error) { return with, nil }
 	s.out, s.err = newWatched(), newWatched()
 	s.Stdout, s.Stderr = s.out, s.err
 	if code := <-s.start(args...); code != status {
@@ -245,9 +246,48 @@ func TestLogVerifiesWhatItExported(t *testing.T) {
 	if err := os.WriteFile(path, bytes.Replace(b, []byte("careful"), []byte("carefu1"), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	changed := "record 6 does not follow from record 5: one of them was changed"
 	x.on(t, s, 1, "log", "--verify", "--from", dir)
-	if got := x.err.String(); !strings.Contains(got, "record 6 does not follow from record 5: one of them was changed") {
+	if got := x.err.String(); !strings.Contains(got, changed) {
 		t.Errorf("%q", got)
+	}
+	// Whoever only reads learns it too, and reads all there is.
+	for _, args := range [][]string{{"log", "--from", dir}, {"log", "--json", "--from", dir}} {
+		got := x.on(t, s, 1, args...)
+		if !strings.Contains(got, "carefu1") || !strings.Contains(got, "content") {
+			t.Errorf("%v: %s", args, got)
+		}
+		if got := x.err.String(); got != "dsec: the record does not verify: "+changed+"\n" {
+			t.Errorf("%v: %q", args, got)
+		}
+	}
+	if err := os.WriteFile(path, b, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	x.on(t, s, 0, "log", "--from", dir)
+	if got := x.err.String(); got != "" {
+		t.Errorf("of a whole record it is said: %q", got)
+	}
+	if err := os.Remove(filepath.Join(dir, "00000023.record")); err != nil {
+		t.Fatal(err)
+	}
+	x.on(t, s, 1, "log", "--from", dir)
+	if got, want := x.err.String(), "dsec: the record does not verify: records 23 to 23 are missing at the end\n"; got != want {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+func TestCastToStandardOutput(t *testing.T) {
+	s := recording(t)
+	id := made(t, s)
+	x, file := newSession(nil), filepath.Join(t.TempDir(), "f.cast")
+	x.on(t, s, 0, "log", "--cast", file, string(id))
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := x.on(t, s, 0, "log", "--cast", "-", string(id)); got != string(want) || !strings.HasPrefix(got, `{"version":2`) {
+		t.Errorf("%.100q, want %.100q", got, want)
 	}
 }
 

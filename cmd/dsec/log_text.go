@@ -475,8 +475,16 @@ func operation(r dsec.Record, p params) (string, error) {
 		return fmt.Sprintf("connect to port %d", p.Port), nil
 	case dsec.RecordExtend:
 		return "let it live for " + time.Duration(p.TTL).String() + " from now", nil
+	case dsec.RecordLabel:
+		return labelText(p.Labels), nil
 	case dsec.RecordCommit:
 		return "commit as " + p.Name, nil
+	case dsec.RecordSave:
+		return "save a snapshot", nil
+	case dsec.RecordFork:
+		return fmt.Sprintf("fork into %d", p.Count), nil
+	case dsec.RecordInput:
+		return fmt.Sprintf("%d events of keyboard and pointer", len(p.Events)), nil
 	case dsec.RecordStop:
 		return "ask for the end", nil
 	case dsec.RecordEnd:
@@ -490,6 +498,9 @@ func creationText(c creation) string {
 	text := fmt.Sprintf("created: %s of %s, %g CPU, %s, on node %s", s.Kind, strings.Join(s.Environment.Parts(), " + "), s.Resources.CPU, size(s.Resources.Memory), c.Node)
 	if s.Job != "" {
 		text += ", job " + string(s.Job)
+	}
+	if o := c.Origin; o != nil {
+		text += fmt.Sprintf(", a copy of %s at its record %d", o.Sandbox, o.Sequence)
 	}
 	return text
 }
@@ -525,4 +536,24 @@ func writeText(p params) string {
 		return fmt.Sprintf(" at %d", *p.At)
 	}
 	return ""
+}
+
+// labelText says what became of labels.
+func labelText(set map[string]string) string {
+	var put, gone []string
+	for _, k := range sortedKeys(set) {
+		if set[k] == "" {
+			gone = append(gone, k)
+		} else {
+			put = append(put, quoted(k+"="+set[k]))
+		}
+	}
+	var parts []string
+	if len(put) > 0 {
+		parts = append(parts, "set label "+strings.Join(put, " "))
+	}
+	if len(gone) > 0 {
+		parts = append(parts, "take label "+strings.Join(gone, " ")+" away")
+	}
+	return strings.Join(parts, ", ")
 }

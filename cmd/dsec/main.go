@@ -37,6 +37,7 @@ import (
 	"github.com/alecthomas/kong"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/client"
 )
 
 // The exit statuses that are dsec's own.
@@ -44,7 +45,7 @@ const (
 	statusFailed   = 1
 	statusUsage    = 2
 	statusTimedOut = 124 // a command was ended at its timeout
-	statusExec     = 125 // exec or run: dsec itself could not do it
+	statusExec     = 125 // exec, run or fn: dsec itself could not do it
 )
 
 func main() {
@@ -53,7 +54,7 @@ func main() {
 		Stdout:  os.Stdout,
 		Stderr:  os.Stderr,
 		Getenv:  os.Getenv,
-		Connect: connect,
+		Connect: client.Open,
 		Notify:  notify,
 	}
 	os.Exit(a.main(context.Background(), os.Args[1:]))
@@ -68,8 +69,8 @@ type app struct {
 	Getenv func(string) string
 	Dir    string // what local paths are relative to; empty means the working directory
 
-	// Connect gives the services of the server at url.
-	Connect func(url, token string) (dsec.Services, error)
+	// Connect gives the services of a server.
+	Connect func(client.Config) (dsec.Services, error)
 
 	// Notify delivers signals until stop is called.
 	Notify func(sigs ...os.Signal) (ch <-chan os.Signal, stop func())
@@ -135,10 +136,16 @@ func (a *app) main(ctx context.Context, args []string) (code int) {
 		args = []string{"--help"}
 	}
 	k, err := parser.Parse(args)
+	if err == nil {
+		err = checkTogether(k)
+	}
 	if err != nil {
 		fmt.Fprintf(a.Stderr, "dsec: %v\n", err)
-		if pe := (*kong.ParseError)(nil); errors.As(err, &pe) && pe.Context != nil {
-			fmt.Fprintf(a.Stderr, "dsec: see: dsec %s--help\n", commandPath(pe.Context))
+		if pe := (*kong.ParseError)(nil); errors.As(err, &pe) {
+			k = pe.Context
+		}
+		if k != nil {
+			fmt.Fprintf(a.Stderr, "dsec: see: dsec %s--help\n", commandPath(k))
 		}
 		return failure(args, statusUsage)
 	}
@@ -160,7 +167,7 @@ func failure(args []string, other int) int {
 		if strings.HasPrefix(arg, "-") {
 			continue
 		}
-		if arg == "exec" || arg == "run" || arg == "replay" {
+		if arg == "exec" || arg == "run" || arg == "replay" || arg == "fn" {
 			return statusExec
 		}
 		break

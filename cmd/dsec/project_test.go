@@ -106,8 +106,8 @@ func TestProjectsSeeNothingOfEachOther(t *testing.T) {
 	if list, err := b.Sandboxes.List(ctx, dsec.Filter{All: true}); err != nil || len(list) != 1 || list[0].ID != theirs.ID {
 		t.Errorf("the other project lists %+v, %v", list, err)
 	}
-	if list, err := b.Images.List(ctx); err != nil || len(list) != 1 || list[0].Name != "base" {
-		t.Errorf("the other project's images: %+v, %v", list, err)
+	if page, err := b.Images.List(ctx, dsec.ImageQuery{}); err != nil || len(page.Images) != 1 || page.Images[0].Name != "base" {
+		t.Errorf("the other project's images: %+v, %v", page, err)
 	}
 	if err := b.Images.Remove(ctx, "base"); dsec.KindOf(err) != dsec.Denied {
 		t.Errorf("everybody's image is removed by a project: %v, want Denied", err)
@@ -234,4 +234,32 @@ func sameText(a, b error, nameA, nameB string) bool {
 		return strings.ReplaceAll(text, name, "NAME")
 	}
 	return cut(a, nameA) == cut(b, nameB)
+}
+
+// TestProjectSet changes one bound and leaves the others.
+func TestProjectSet(t *testing.T) {
+	w := newWorld(t)
+	w.up()
+	w.run("project", "create", "team", "--sandboxes", "5", "--memory", "2G")
+	w.run("project", "set", "team", "--sandboxes", "3", "--cpu", "1.5", "--max-ttl", "2h")
+	list := w.run("project", "ls")
+	for _, part := range []string{"0/3", "0/1.5", "2h0m0s"} {
+		if !strings.Contains(list, part) {
+			t.Errorf("no %q in %q", part, list)
+		}
+	}
+	w.run("project", "set", "team", "--sandboxes", "none")
+	if list := w.run("project", "ls"); strings.Contains(list, "0/3") || !strings.Contains(list, "0/1.5") {
+		t.Errorf("after none: %q", list)
+	}
+	for _, bad := range [][]string{
+		{"nobody", "--sandboxes", "3"}, {"team", "--sandboxes", "0"}, {"team", "--sandboxes", "many"},
+		{"team", "--memory", "huge"}, {"team", "--max-ttl", "soon"},
+	} {
+		w.refused(append([]string{"project", "set"}, bad...)...)
+	}
+	w.run("project", "create", "team/part", "--cpu", "1")
+	if text := w.refused("project", "set", "team", "--cpu", "0.5"); !strings.Contains(text, "team/part") {
+		t.Errorf("less than a project below it has: %q", text)
+	}
 }

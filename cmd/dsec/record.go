@@ -21,7 +21,12 @@ func (n *node) openLog(ctx context.Context, j *journal.Journal) (*trajectory.Log
 	}
 	l, err := trajectory.Open(ctx, j, trajectory.Config{
 		Store: store, Archives: n.cluster.Archives(),
-		Fault: func(err error) { n.telemetry.fault("trajectory", err) },
+		Fault: func(err error) {
+			n.telemetry.fault("trajectory", err)
+			if n.edge != nil && errors.Is(err, journal.ErrFailed) {
+				n.edge.Distrust() // health says so, and creates go elsewhere
+			}
+		},
 	})
 	if err != nil {
 		return nil, err
@@ -33,6 +38,11 @@ func (n *node) openLog(ctx context.Context, j *journal.Journal) (*trajectory.Log
 // events do what they did.
 func (n *node) recorded(events edge.Events) edge.Events {
 	ended, paused, resumed := events.Ended, events.Paused, events.Resumed
+	events.Ending = func(e edge.EndingEvent) {
+		if r := n.recorder.Load(); r != nil {
+			r.Salvage(e.ID, e.Guest.Commands())
+		}
+	}
 	events.Ended = func(e edge.EndedEvent) {
 		n.trajectories.Ended(e.ID, e.State, e.Cause, e.Detail)
 		if ended != nil {

@@ -20,9 +20,9 @@ func (anyName) Register(context.Context, dsec.Image) error { return nil }
 // oneImage lists the image that the tests use.
 type oneImage struct{ dsec.Images }
 
-func (oneImage) List(ctx context.Context) ([]dsec.Image, error) {
+func (oneImage) List(ctx context.Context, _ dsec.ImageQuery) (dsec.ImagePage, error) {
 	img, err := anyName{}.Resolve(ctx, "", "debian")
-	return []dsec.Image{img}, err
+	return dsec.ImagePage{Images: []dsec.Image{img}}, err
 }
 
 type noRoots struct{}

@@ -83,6 +83,9 @@ func (c *replayCmd) Run(ctx context.Context, a *app) error {
 	if err := r.play(ctx); err != nil {
 		return orInterrupt(ctx, err)
 	}
+	if err := r.leaveRest(); err != nil {
+		return err
+	}
 	if p.complete && !c.Keep {
 		if err := r.compareFiles(ctx); err != nil {
 			return orInterrupt(ctx, fmt.Errorf("compare files: %w", err))
@@ -173,12 +176,15 @@ func pinned(ctx context.Context, s dsec.Services, made creation) (dsec.Environme
 	if len(parts) != len(made.Layers) {
 		return env, fmt.Errorf("the record names %d images and %d layers", len(parts), len(made.Layers))
 	}
-	images, err := s.Images.List(ctx)
-	if err != nil {
-		return env, fmt.Errorf("look for the images: %w", err)
-	}
 	for i, part := range parts {
 		name, _ := dsec.SplitImageName(part)
+		var images []dsec.Image
+		for img, err := range dsec.AllImages(ctx, s.Images, dsec.ImageQuery{Digest: made.Layers[i]}) {
+			if err != nil {
+				return env, fmt.Errorf("look for the images: %w", err)
+			}
+			images = append(images, img)
+		}
 		at := slices.IndexFunc(images, func(m dsec.Image) bool { return m.Digest == made.Layers[i] && m.Name == name })
 		if at < 0 {
 			at = slices.IndexFunc(images, func(m dsec.Image) bool { return m.Digest == made.Layers[i] })
@@ -283,14 +289,17 @@ type replayed struct {
 	Operations  int            // done again and compared
 	Alike       int
 	Skipped     []skipped
+	NotCompared []skipped // done again, but the record has no end of it
 	Differences []difference
 	Files       *filesCompared // nil if they were not compared
+	FilesWhy    string         // why they were not
 }
 
 // report prints what came of a replay and gives the exit status.
 func (c *replayCmd) report(a *app, r *replay) error {
 	out := replayed{
-		Of: r.of, Commit: r.base, Operations: r.compared, Alike: r.alike, Skipped: r.skipped, Differences: r.differences, Files: r.files,
+		Of: r.of, Commit: r.base, Operations: r.compared, Alike: r.alike, Skipped: r.skipped,
+		NotCompared: r.unended, Differences: r.differences, Files: r.files, FilesWhy: r.filesWhy,
 	}
 	w := a.Stdout
 	var err error
@@ -335,12 +344,17 @@ func (r replayed) text() string {
 	for _, s := range r.Skipped {
 		fmt.Fprintf(&b, "not repeated: #%d %s: %s\n", s.Record, printable(s.Operation), s.Why)
 	}
+	for _, s := range r.NotCompared {
+		fmt.Fprintf(&b, "not compared: #%d %s: %s\n", s.Record, printable(s.Operation), s.Why)
+	}
 	if r.Commit > 0 {
 		fmt.Fprintf(&b, "begun with the commit of #%d\n", r.Commit)
 	}
 	fmt.Fprintf(&b, "%d of %d operations alike\n", r.Alike, r.Operations)
 	if f := r.Files; f != nil {
 		fmt.Fprintf(&b, "%d of %d changed files alike\n", f.Alike, f.Changed)
+	} else if r.FilesWhy != "" {
+		fmt.Fprintf(&b, "files not compared: %s\n", r.FilesWhy)
 	}
 	return b.String()
 }

@@ -127,23 +127,27 @@ func (r *replay) compare(p *playing, want facts) error {
 	return nil
 }
 
+// operationLine gives an operation in one line.
+func operationLine(request dsec.Record) (string, error) {
+	if request.Op == dsec.RecordCommand {
+		c, err := trajectory.CommandOf(request.Request)
+		return "$ " + oneLine(commandLine(c)), err
+	}
+	x, err := parse[params](request, request.Request)
+	if err != nil {
+		return "", err
+	}
+	return operation(request, x)
+}
+
 func (r *replay) differ(p *playing, was, now fact) error {
-	x, err := parse[params](p.request, p.request.Request)
+	words, err := operationLine(p.request)
 	if err != nil {
 		return err
 	}
-	d := difference{Record: p.request.Seq, Field: was.field, Recorded: was.value, Now: now.value}
+	d := difference{Record: p.request.Seq, Operation: words, Field: was.field, Recorded: was.value, Now: now.value}
 	if !p.request.Step.IsZero() {
 		d.Step = stepText(p.request.Step)
-	}
-	if p.request.Op == dsec.RecordCommand {
-		c, err := trajectory.CommandOf(p.request.Request)
-		if err != nil {
-			return err
-		}
-		d.Operation = "$ " + oneLine(commandLine(c))
-	} else if d.Operation, err = operation(p.request, x); err != nil {
-		return err
 	}
 	if len(was.text)+len(now.text) > 0 {
 		d.Diff = lineDiff(was.text, now.text)
@@ -232,10 +236,12 @@ var notFiles = []string{"/proc", "/sys", "/dev"}
 func (r *replay) compareFiles(ctx context.Context) error {
 	first, err := r.s.Sandboxes.Get(ctx, r.of)
 	if err != nil || first.State.Ended() {
-		return nil // only output could be compared
+		r.filesWhy = "the recorded sandbox has ended"
+		return nil
 	}
 	if len(r.running) > 0 {
-		return nil // they still change
+		r.filesWhy = "commands still run, which may change them"
+		return nil
 	}
 	a, err := r.walk(ctx, first)
 	if err != nil {

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -28,11 +30,13 @@ type replay struct {
 	compared    int
 	alike       int
 	skipped     []skipped
+	unended     []skipped // done again, and there is no end to compare with
 	differences []difference
 	files       *filesCompared
+	filesWhy    string // they were not compared
 }
 
-// skipped is an operation that was not done again.
+// skipped is an operation that was not done again, or not compared.
 type skipped struct {
 	Record    uint64
 	Operation string
@@ -141,7 +145,8 @@ func (r *replay) why(rec dsec.Record, answer *dsec.Record) string {
 // that others may overlap.
 func (r *replay) begin(ctx context.Context, rec dsec.Record) error {
 	switch rec.Op {
-	case dsec.RecordCreate, dsec.RecordStop, dsec.RecordEnd, dsec.RecordExtend, dsec.RecordCommit, dsec.RecordPause, dsec.RecordResume:
+	case dsec.RecordCreate, dsec.RecordStop, dsec.RecordEnd, dsec.RecordExtend, dsec.RecordLabel, dsec.RecordCommit, dsec.RecordPause, dsec.RecordResume,
+		dsec.RecordSave, dsec.RecordFork:
 		return nil // they change nothing in it, or end it
 	}
 	p := &playing{request: rec, answer: r.answerOf(rec.Seq), done: make(chan struct{})}
@@ -164,13 +169,30 @@ func (r *replay) begin(ctx context.Context, rec dsec.Record) error {
 }
 
 func (r *replay) skip(rec dsec.Record, why string) error {
-	x, err := parse[params](rec, rec.Request)
-	if err != nil {
-		return err
-	}
-	words, err := operation(rec, x)
+	words, err := operationLine(rec)
 	r.skipped = append(r.skipped, skipped{rec.Seq, words, why})
 	return err
+}
+
+// leave notes an operation whose recorded end says nothing.
+func (r *replay) leave(p *playing, why string) error {
+	words, err := operationLine(p.request)
+	r.unended = append(r.unended, skipped{p.request.Seq, words, why})
+	return err
+}
+
+// leaveRest notes what was begun and not ended.
+func (r *replay) leaveRest() error {
+	for _, seq := range slices.Sorted(maps.Keys(r.running)) {
+		why := "its end comes later"
+		if r.running[seq].answer == nil {
+			why = "it never ended"
+		}
+		if err := r.leave(r.running[seq], why); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // refused reports whether err is an answer of the sandbox to what was asked,
@@ -411,15 +433,12 @@ func (r *replay) end(ctx context.Context, request uint64) error {
 	}
 	delete(r.running, request)
 	defer p.cancel()
-	if p.answer == nil {
-		return nil
-	}
 	want, err := r.recorded(ctx, p)
 	if err != nil {
 		return fmt.Errorf("read record %d: %w", p.answer.Seq, err)
 	}
 	if want == nil {
-		return nil // it was interrupted: there is nothing to compare
+		return r.leave(p, "the end of the sandbox broke it off")
 	}
 	limit := patience + slower*(p.answer.Mono-p.request.Mono)
 	select {

@@ -10,6 +10,7 @@ import (
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/client"
+	"github.com/dsec-go/dsec/rpc"
 )
 
 // defaultURL is where "dsec up" serves unless told otherwise.
@@ -104,12 +105,11 @@ func (a *app) services() (dsec.Services, error) {
 	if token == "" && url == c.URL {
 		token = c.Token
 	}
-	return a.Connect(url, token)
-}
-
-// connect opens the services of a server through the client.
-func connect(url, token string) (dsec.Services, error) {
-	return client.Open(client.Config{URL: url, Token: token})
+	epoch, err := rpc.ParseEpoch(a.Getenv("DSEC_JOB_EPOCH"))
+	if err != nil {
+		return dsec.Services{}, fmt.Errorf("DSEC_JOB_EPOCH: %w", err)
+	}
+	return a.Connect(client.Config{URL: url, Token: token, Epoch: epoch})
 }
 
 // lacking is the error for a service that the server does not offer.

@@ -30,7 +30,7 @@ func TestDoctorFixesAndUnfixes(t *testing.T) {
 	var out strings.Builder
 	a := &app{Stdout: &out, Stderr: os.Stderr}
 	for range 2 {
-		if err := (&doctorCmd{Data: data, Fix: true, Swap: 32 << 20}).Run(a); err != nil {
+		if err := (&doctorCmd{Data: data, Fix: true, Swap: 32 << 20}).Run(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -47,7 +47,7 @@ func TestDoctorFixesAndUnfixes(t *testing.T) {
 		d.close()
 	}
 	for range 2 {
-		if err := (&doctorCmd{Data: data, Unfix: true}).Run(a); err != nil {
+		if err := (&doctorCmd{Data: data, Unfix: true}).Run(t.Context(), a); err != nil {
 			t.Fatal(err)
 		}
 	}

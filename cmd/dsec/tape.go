@@ -129,10 +129,13 @@ type params struct {
 
 	Port   int
 	TTL    int64 // nanoseconds
+	Labels map[string]string
 	Name   string
 	Detail string
 	State  dsec.State
 	Cause  dsec.Cause
+	Count  int
+	Events []dsec.InputEvent
 }
 
 // creation is the request of a sandbox's first record.
@@ -140,7 +143,11 @@ type creation struct {
 	Spec   dsec.Spec
 	Layers []string
 	Node   string
-	Key    string
+	Origin *struct {
+		Sandbox  dsec.SandboxID
+		Sequence uint64
+	}
+	Key string
 }
 
 // answers are what calls other than commands return.

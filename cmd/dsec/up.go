@@ -27,15 +27,19 @@ const (
 
 // upCmd runs a node.
 type upCmd struct {
-	Data    string   `help:"Folder for everything the node keeps." default:"/var/lib/dsec" placeholder:"DIR"`
-	Listen  string   `help:"Address to serve at; port 0 takes a free one." default:"127.0.0.1:7070" placeholder:"ADDRESS"`
-	Name    string   `help:"Name of the node (default the host's)." placeholder:"NAME"`
-	Guest   string   `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
-	Verbose bool     `short:"v" help:"Log every sandbox."`
-	Detach  bool     `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder."`
-	Record  bool     `help:"Record what is asked of sandboxes and what they answer; without it no step is answered after a crash." default:"true" negatable:""`
-	Swap    byteSize `help:"Make this much swap in the data folder, so that paused sandboxes give their memory back; dsec down removes it (default: what the host has)." placeholder:"SIZE"`
-	ReadyFD int      `name:"ready-fd" hidden:""`
+	Data      string   `help:"Folder for everything the node keeps." default:"/var/lib/dsec" placeholder:"DIR"`
+	Listen    string   `help:"Address to serve at; port 0 takes a free one." default:"127.0.0.1:7070" placeholder:"ADDRESS"`
+	Name      string   `help:"Name of the node (default the host's)." placeholder:"NAME"`
+	Guest     string   `help:"The dsec-guest program (default the one beside this program)." placeholder:"FILE"`
+	Verbose   bool     `short:"v" help:"Log every sandbox."`
+	Detach    bool     `short:"d" help:"Return when the node is healthy; it runs on, its log is up.log in the data folder, and beyond 16 MiB up.log.1."`
+	Record    bool     `help:"Record what is asked of sandboxes and what they answer; without it no step is answered after a crash." default:"true" negatable:""`
+	Swap      byteSize `help:"Make this much swap in the data folder, so that paused sandboxes give their memory back; dsec down removes it (default: what the host has)." placeholder:"SIZE" positive:""`
+	Store     string   `help:"Where layers lie: file:///FOLDER on a mount, or s3://BUCKET/PREFIX?endpoint=URL, with keys from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or a file; docs/stores.md has all (default in the data folder)." placeholder:"URL"`
+	Cache     byteSize `help:"How much of such a store the node keeps (default a quarter of the data folder's file system)." placeholder:"SIZE" needs:"store" positive:""`
+	Warm      string   `help:"How many machines are kept ready before anybody asks, as KIND=COUNT[,...]: container (default 8), microvm (booted when the node starts; default 2 from the first create on), fullvm (images kept as they are after their boot; default 2)." placeholder:"KINDS"`
+	Snapshots string   `help:"Folder for snapshots, which several nodes may share: each finds those of the others by their IDs (default in the data folder)." placeholder:"DIR"`
+	ReadyFD   int      `name:"ready-fd" hidden:""`
 }
 
 // Help says what is left and what is found again.
@@ -52,6 +56,13 @@ folder lets the other commands of this account find the server.
 func (c *upCmd) Run(ctx context.Context, a *app) error {
 	if os.Geteuid() != 0 {
 		return dsec.Errorf(dsec.Denied, "a node makes namespaces and mounts: run it as root")
+	}
+	if _, err := openStore(Up{Data: c.Data, Store: c.Store, Cache: int64(c.Cache)}); err != nil {
+		return err
+	}
+	warm, err := parseWarmth(c.Warm)
+	if err != nil {
+		return err
 	}
 	if c.Detach {
 		return c.detach(ctx, a)
@@ -79,9 +90,13 @@ func (c *upCmd) Run(ctx context.Context, a *app) error {
 		}
 		unnotify()
 	}()
+	if c.ReadyFD > 0 { // detached: its output is the log
+		go boundUpLog(ctx, filepath.Join(c.Data, upLog), func(err error) { a.warn(err) })
+	}
 	up := Up{
 		Data: c.Data, Listen: c.Listen, Name: c.Name, Guest: c.Guest, Context: path,
-		Log: newLog(a.Stderr, level), Unrecorded: !c.Record, Swap: int64(c.Swap),
+		Log: newLog(a.Stderr, level), Unrecorded: !c.Record, Swap: int64(c.Swap), Snapshots: c.Snapshots, Warm: warm,
+		Store: c.Store, Cache: int64(c.Cache),
 		Ready: func(r Ready) {
 			fmt.Fprintf(a.Stdout, "dsec %s serves at %s, data in %s; Ctrl-C leaves sandboxes running\n", dsec.Version, r.URL, r.Data)
 			c.tell(r.URL)
@@ -111,9 +126,13 @@ type Up struct {
 	Guest   string // path of dsec-guest; default beside this program
 	Context string // path of the context file to leave; default none
 	Pool    int    // boxes kept ready; default the driver's
+	Warm    warmth // machines kept ready, by kind; default the drivers'
 
-	Swap       int64 // bytes of swap to make; default none
-	Unrecorded bool  // nothing that is asked of sandboxes is recorded
+	Store      string // where blobs are: a folder's path or a store URL with options, see store.go; default in Data
+	Cache      int64  // bytes of local cache for a Store elsewhere; default a quarter of the file system
+	Snapshots  string // folder of saved states, which nodes may share; default in Data
+	Swap       int64  // bytes of swap to make; default none
+	Unrecorded bool   // nothing that is asked of sandboxes is recorded
 
 	Ready func(Ready) // called once when it serves; default none
 	Log   *slog.Logger
@@ -138,6 +157,9 @@ const (
 func (u Up) Run(ctx context.Context) (left int, err error) {
 	if host, _, err := net.SplitHostPort(u.Listen); err != nil || host == "" {
 		return 0, dsec.Errorf(dsec.Invalid, "listen address %q is not HOST:PORT; all interfaces are 0.0.0.0:PORT", u.Listen)
+	}
+	if _, err := openStore(u); err != nil {
+		return 0, err
 	}
 	// The address first: nothing has to be undone when it is bad or taken.
 	// Whoever calls from here on waits until the node serves.

@@ -17,6 +17,9 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/client"
 )
 
 // asProgram makes this test binary the dsec program itself, for tests that
@@ -32,6 +35,7 @@ func TestMain(m *testing.M) {
 
 // world is a data folder, a home and the guest program.
 type world struct {
+	epoch             string // of the job that its command lines own
 	t                 *testing.T
 	data, home, guest string
 }
@@ -76,8 +80,11 @@ var builtGuest = sync.OnceValues(func() ([]byte, error) {
 })
 
 func (w *world) getenv(name string) string {
-	if name == "HOME" {
+	switch name {
+	case "HOME":
 		return w.home
+	case "DSEC_JOB_EPOCH":
+		return w.epoch
 	}
 	return ""
 }
@@ -85,7 +92,7 @@ func (w *world) getenv(name string) string {
 // start runs a command line of dsec with this world's context file.
 func (w *world) start(args ...string) *session {
 	s := newSession(nil)
-	s.Getenv, s.Connect = w.getenv, connect
+	s.Getenv, s.Connect = w.getenv, client.Open
 	s.code = s.start(args...)
 	return s
 }
@@ -420,4 +427,9 @@ func TestRefusals(t *testing.T) {
 	if _, err := os.Stat(w.data); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("what was refused made the data folder: %v", err)
 	}
+}
+
+// connect opens the services of a server through the client.
+func connect(url, token string) (dsec.Services, error) {
+	return client.Open(client.Config{URL: url, Token: token})
 }

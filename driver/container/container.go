@@ -59,6 +59,7 @@ type Config struct {
 	Guest string   // path of the dsec-guest binary; required
 	Name  string   // of its control groups, unique on the host; required
 	Pool  int      // shells kept ready; 0 means DefaultPool, negative none
+	First int      // number of its lowest slot, for two drivers of one host; default 0
 	Log   *os.File // standard error of guests; default none
 }
 
@@ -77,10 +78,11 @@ type Driver struct {
 	waking   sync.WaitGroup // prefaults
 
 	mu       sync.Mutex
-	slots    slots
+	slots    driver.Slots
 	machines map[int]*machine // by slot
 	closed   bool
-	looked   bool // Adopt was called
+	looked   bool                     // Adopt was called
+	fault    func(stage string) error // nil but in tests
 }
 
 var _ driver.Driver = (*Driver)(nil)
@@ -114,6 +116,7 @@ func Open(c Config) (*Driver, error) {
 		w.close()
 		return nil, err
 	}
+	d.slots = driver.Slots{First: c.First, Limit: MaxSlots}
 	d.pool = newPool(c.Pool, d.newShell)
 	d.sweeping.Go(d.sweepStuck)
 	return d, nil
@@ -127,7 +130,7 @@ type shell struct {
 	slot  int
 	dir   string
 	pid   int
-	start uint64 // of the process, see startTime
+	start uint64 // of the process, see jail.StartTime
 	pidfd *os.File
 	group *jail.Group
 
@@ -142,7 +145,7 @@ func (s *shell) socket() string { return filepath.Join(s.dir, "s") }
 // newShell makes the first half of a box.
 func (d *Driver) newShell(p jail.Priority) (*shell, error) {
 	d.mu.Lock()
-	n, ok := d.slots.take()
+	n, ok := d.slots.Take()
 	d.mu.Unlock()
 	if !ok {
 		return nil, dsec.Errorf(dsec.Exhausted, "all %d id ranges of the node are in use", MaxSlots)
@@ -190,7 +193,7 @@ func (d *Driver) makeShell(s *shell, p jail.Priority) error {
 	if s.pid, s.pidfd, err = d.holder.Spawn(jail.SpawnConfig{Base: base(s.slot), Listener: l, Cgroup: cg, Priority: p}); err != nil {
 		return err
 	}
-	s.start = startTime(s.pid)
+	s.start = jail.StartTime(s.pid)
 	if err := writeState(s.dir, state{Pid: s.pid, Start: s.start}); err != nil {
 		return err
 	}
@@ -262,7 +265,7 @@ func (d *Driver) clean(s *shell) error {
 		return err // the slot stays taken: its ids may still own something
 	}
 	d.mu.Lock()
-	d.slots.free(s.slot)
+	d.slots.Free(s.slot)
 	d.mu.Unlock()
 	return nil
 }
@@ -351,18 +354,29 @@ func (d *Driver) discard(dir string) error {
 
 // Start implements driver.Driver.
 func (d *Driver) Start(ctx context.Context, c driver.Config) (driver.Machine, error) {
-	t := newTimer()
+	return d.start(ctx, c, driver.NewTimer(), nil)
+}
+
+// start makes a box, with the writable layer of a snapshot if there is one.
+func (d *Driver) start(ctx context.Context, c driver.Config, t *driver.Timer, from *opened) (driver.Machine, error) {
 	s, err := d.pool.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	t.mark("shell")
+	t.Mark("shell")
 	if s.priority == jail.Spare {
 		if err := jail.Hasten(s.pid); err != nil {
 			return nil, errors.Join(err, d.destroy(s))
 		}
 	}
-	m, err := d.enter(ctx, s, c, t)
+	if from != nil {
+		err = from.plant(ctx, s)
+		t.Mark("files")
+	}
+	var m *machine
+	if err == nil {
+		m, err = d.enter(ctx, s, c, t)
+	}
 	if err != nil {
 		if e := d.destroy(s); e != nil {
 			err = fmt.Errorf("%w; and then %v", err, e)
@@ -372,11 +386,14 @@ func (d *Driver) Start(ctx context.Context, c driver.Config) (driver.Machine, er
 	return m, nil
 }
 
-func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *timer) (*machine, error) {
+func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *driver.Timer) (*machine, error) {
 	if err := s.group.Limit(c.Resources); err != nil {
 		return nil, err
 	}
-	t.mark("limits")
+	if err := d.breakAt("limits"); err != nil {
+		return nil, err
+	}
+	t.Mark("limits")
 	userns, err := os.Open(fmt.Sprintf("/proc/%d/ns/user", s.pid))
 	if err != nil {
 		return nil, err
@@ -387,24 +404,44 @@ func (d *Driver) enter(ctx context.Context, s *shell, c driver.Config, t *timer)
 		return nil, err
 	}
 	defer root.Close()
-	t.mark("root")
-	if err := ctx.Err(); err != nil {
+	t.Mark("root")
+	if err := errors.Join(ctx.Err(), d.breakAt("root")); err != nil {
 		return nil, err
 	}
-	if err := jail.Enter(s.socket(), &jail.Setup{
+	setup := &jail.Setup{
 		Root: root, Hostname: c.Hostname, Hosts: hostsFile(c.Hostname), Resolv: resolvFile,
 		Env: c.Guest.Env, Cwd: c.Guest.Cwd, User: c.Guest.User,
-	}); err != nil {
+	}
+	if c.Cells {
+		if setup.Cells, err = cells(s, c.Root); err != nil {
+			return nil, err
+		}
+		defer setup.Cells.Close()
+	}
+	if err := jail.Enter(s.socket(), setup); err != nil {
 		return nil, err
 	}
-	t.mark("guest")
+	t.Mark("guest")
+	if err := d.breakAt("guest"); err != nil {
+		return nil, err
+	}
 	m := d.newMachine(s, c.ID)
-	m.stages = t.stages
+	m.stages = t.Stages()
 	if err := writeState(s.dir, state{ID: c.ID, Pid: s.pid, Start: s.start}); err != nil {
 		m.client.Close()
 		return nil, err
 	}
 	return m, d.register(m)
+}
+
+// breakAt is where a test makes a start fail.
+func (d *Driver) breakAt(stage string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.fault == nil {
+		return nil
+	}
+	return d.fault(stage)
 }
 
 func mountRoot(dir string, r driver.Root, userns *os.File) (*os.File, error) {
@@ -432,7 +469,7 @@ func dialGuest(s *shell) func(context.Context) (io.ReadWriteCloser, error) {
 
 func (d *Driver) newMachine(s *shell, id dsec.SandboxID) *machine {
 	return &machine{
-		driver: d, id: id, shell: s, done: make(chan struct{}),
+		driver: d, id: id, shell: s, Ending: driver.NewEnding(),
 		client: wire.NewClient(wire.Options{Dial: dialGuest(s), IdleAfter: idleConnection}),
 	}
 }
@@ -491,7 +528,7 @@ func (d *Driver) Adopt(ctx context.Context) ([]driver.Machine, error) {
 			continue
 		}
 		d.mu.Lock()
-		d.slots.mark(n)
+		d.slots.Mark(n)
 		d.mu.Unlock()
 		m, err := d.adopt(n)
 		if err != nil {
@@ -511,7 +548,7 @@ func (d *Driver) adopt(n int) (*machine, error) {
 	st, err := readState(s.dir)
 	if err == nil {
 		s.pid = st.Pid
-		s.pidfd = openProcess(st.Pid, st.Start)
+		s.pidfd = jail.OpenProcess(st.Pid, st.Start)
 	}
 	if s.pidfd == nil || st.ID == "" {
 		return nil, d.destroy(s)
@@ -565,7 +602,7 @@ func (d *Driver) killStrangers() error {
 	}
 	d.mu.Unlock()
 	return d.cgroups.KillGuests(func(pid int) bool {
-		return pid == holder || guests[pid] || guests[parent(pid)] // the last is a guest's reaper
+		return pid == holder || guests[pid] || guests[jail.Parent(pid)] // the last is a guest's reaper
 	})
 }
 
@@ -588,7 +625,7 @@ func (d *Driver) sweepStuck() {
 		}
 		d.mu.Unlock()
 		for _, m := range ms {
-			if zombie(m.shell.pid) {
+			if jail.Zombie(m.shell.pid) {
 				m.shell.group.Thaw() //nolint:errcheck // may be gone by now
 			}
 		}
@@ -621,7 +658,7 @@ func (d *Driver) Close() error {
 	d.watch.close()
 	d.deleting.Wait()
 	d.waking.Wait()
-	for _, n := range d.slots.freed {
+	for _, n := range d.slots.Freed() {
 		if err := os.RemoveAll(filepath.Join(d.config.Dir, strconv.Itoa(n))); err != nil {
 			errs = append(errs, err)
 		}

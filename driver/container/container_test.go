@@ -18,7 +18,12 @@ import (
 
 var guestBinary string
 
+// TestMain builds the guest, or takes the one that DSEC_TEST_GUEST names: in a
+// worker VM there is no compiler.
 func TestMain(m *testing.M) {
+	if guestBinary = os.Getenv("DSEC_TEST_GUEST"); guestBinary != "" {
+		os.Exit(m.Run())
+	}
 	dir, err := os.MkdirTemp("", "dsec-guest")
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -40,7 +45,7 @@ func TestDriver(t *testing.T) {
 	dir := t.TempDir()
 	name := "dsec-test-" + strconv.Itoa(os.Getpid())
 	layer := drivertest.Root(t)
-	drivertest.Run(t, drivertest.Env{
+	e := drivertest.Env{
 		Open: func(t *testing.T) driver.Driver {
 			t.Helper()
 			d, err := container.Open(container.Config{Dir: filepath.Join(dir, "m"), Guest: guestBinary, Name: name, Pool: 2, Log: os.Stderr})
@@ -52,7 +57,26 @@ func TestDriver(t *testing.T) {
 		Crash:   func(t *testing.T, d driver.Driver) { d.(*container.Driver).Crash() },
 		Root:    func(*testing.T) driver.Root { return driver.Root{Layers: []*os.File{layer}} },
 		Residue: func(t *testing.T) []string { return residue(t, dir, name) },
-	})
+		Lacks: map[string]string{
+			"disk full": "the node measures the writable layer of a container and ends one that is over its limit",
+			"screen":    "a container has no display",
+		},
+		Faults: faults,
+		Table:  "../../docs/backends/container.json",
+	}
+	if os.Getenv("DSEC_TEST_GUEST") != "" {
+		e.Slow, e.Table = 15, "" // in a virtual machine, which may be emulated, and without the source
+	}
+	drivertest.Run(t, e)
+}
+
+// faults are the stages of a start behind which it can be made to fail.
+var faults = map[string]func(*testing.T, driver.Driver){
+	"limits": breakAt("limits"), "root": breakAt("root"), "guest": breakAt("guest"),
+}
+
+func breakAt(stage string) func(*testing.T, driver.Driver) {
+	return func(_ *testing.T, d driver.Driver) { d.(*container.Driver).Break(stage) }
 }
 
 // residue lists processes in the driver's control groups, the groups, mounts,

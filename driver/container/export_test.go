@@ -4,6 +4,9 @@ import (
 	"context"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/jail"
 )
 
 // Crash lets go of everything as the end of the process would: shells stay,
@@ -26,7 +29,7 @@ func (d *Driver) Crash() {
 
 // KillGuest ends a guest as a fault in it would, and returns when it is gone.
 func (m *machine) KillGuest() error {
-	f := openProcess(m.shell.pid, startTime(m.shell.pid))
+	f := jail.OpenProcess(m.shell.pid, jail.StartTime(m.shell.pid))
 	defer f.Close()
 	if err := unix.Kill(m.shell.pid, unix.SIGKILL); err != nil {
 		return err
@@ -44,3 +47,16 @@ func (d *Driver) KillHolder() error {
 
 // HalfPause does the first step of a pause, and no more.
 func (m *machine) HalfPause(ctx context.Context) error { return m.client.StopClocks(ctx) }
+
+// Break makes the next start fail behind a stage.
+func (d *Driver) Break(stage string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.fault = func(at string) error {
+		if at != stage {
+			return nil
+		}
+		d.fault = nil
+		return dsec.Errorf(dsec.Unavailable, "broken behind %s", at)
+	}
+}

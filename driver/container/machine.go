@@ -18,12 +18,13 @@ const idleConnection = 30 * time.Second
 // machine is one running box. It implements driver.Machine, and driver.Upper,
 // driver.Pauser and driver.Reclaimer in pause.go.
 type machine struct {
+	*driver.Ending
+
 	driver *Driver
 	id     dsec.SandboxID
 	shell  *shell
 	client *wire.Client
 	stages []driver.Stage
-	done   chan struct{}
 
 	freezing sync.Mutex // held while what stands still changes; before mu
 
@@ -32,9 +33,6 @@ type machine struct {
 	frozen   bool                    // by Freeze
 	paused   bool                    // by Pause
 	reclaim  context.CancelCauseFunc // of a Reclaim under way
-	after    []func()                // called once done is closed
-	end      error                   // of the clean-up
-	exit     driver.Exit
 }
 
 var (
@@ -44,19 +42,10 @@ var (
 func (m *machine) ID() dsec.SandboxID     { return m.id }
 func (m *machine) Guest() driver.Guest    { return m.client }
 func (m *machine) Stages() []driver.Stage { return m.stages }
-func (m *machine) Done() <-chan struct{}  { return m.done }
-
-func (m *machine) Exit() driver.Exit {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.exit
-}
 
 func (m *machine) Usage(context.Context) (dsec.Usage, error) {
-	select {
-	case <-m.done:
+	if m.Over() {
 		return m.Exit().Usage, nil
-	default:
 	}
 	return m.shell.group.Usage()
 }
@@ -67,10 +56,8 @@ func (m *machine) Stop(ctx context.Context) error {
 	m.mu.Lock()
 	m.stopping = true
 	m.mu.Unlock()
-	select {
-	case <-m.done:
-		return m.endError()
-	default:
+	if m.Over() {
+		return m.Failure()
 	}
 	m.mu.Lock()
 	patience := killPatience
@@ -78,21 +65,15 @@ func (m *machine) Stop(ctx context.Context) error {
 		patience = 0
 	}
 	m.mu.Unlock()
-	if err := m.shell.kill(patience, m.done, ctx.Done()); err != nil {
+	if err := m.shell.kill(patience, m.Done(), ctx.Done()); err != nil {
 		return err
 	}
 	select {
-	case <-m.done:
-		return m.endError()
+	case <-m.Done():
+		return m.Failure()
 	default:
 		return fmt.Errorf("wait for the end of the box: %w", ctx.Err())
 	}
-}
-
-func (m *machine) endError() error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return m.end
 }
 
 // ended runs once, when the guest's pidfd has become readable: no process of
@@ -105,32 +86,13 @@ func (m *machine) ended() {
 	m.driver.mu.Lock()
 	delete(m.driver.machines, m.shell.slot)
 	m.driver.mu.Unlock()
+	x := driver.Exit{Cause: dsec.CauseGuestDied, Detail: "the agent in the sandbox ended", Usage: usage, At: time.Now()}
 	m.mu.Lock()
-	m.end = err
-	m.exit = driver.Exit{Cause: dsec.CauseGuestDied, Detail: "the agent in the sandbox ended", Usage: usage, At: time.Now()}
 	if m.stopping {
-		m.exit.Cause, m.exit.Detail = dsec.CauseUser, ""
+		x.Cause, x.Detail = dsec.CauseUser, ""
 	}
-	after := m.after
-	close(m.done)
 	m.mu.Unlock()
-	for _, f := range after {
-		f()
-	}
-}
-
-// AfterDone calls f, in a goroutine of the driver's, once Done is closed: for
-// those who watch thousands of machines and would rather not wait in thousands
-// of goroutines.
-func (m *machine) AfterDone(f func()) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	select {
-	case <-m.done:
-		go f()
-	default:
-		m.after = append(m.after, f)
-	}
+	m.Conclude(x, err)
 }
 
 // detach lets go of a box that goes on without this process.

@@ -84,7 +84,7 @@ func (m *machine) gone(err error) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	select {
-	case <-m.done:
+	case <-m.Done():
 	default:
 		if !m.stopping {
 			return err

@@ -64,7 +64,7 @@ func TestReclaimToSwap(t *testing.T) {
 			t.Fatal(err)
 		}
 		before, _ := m.Usage(ctx)
-		if before.Memory < 20<<20 {
+		if before.Memory < 16<<20 { // of the 20 MiB, what a resume has brought back by now
 			t.Fatalf("it uses %d bytes", before.Memory)
 		}
 		begin := time.Now()

@@ -14,13 +14,9 @@ import (
 	"github.com/dsec-go/dsec/driver"
 )
 
-// withPauser runs f with a machine that can pause; a kind that cannot passes.
+// withPauser runs f with a machine that can pause.
 func withPauser(t *testing.T, e Env, f func(t *testing.T, m driver.Machine, p driver.Pauser)) {
-	with(t, e, func(t *testing.T, m driver.Machine) {
-		if p, ok := m.(driver.Pauser); ok {
-			f(t, m, p)
-		}
-	})
+	with(t, e, func(t *testing.T, m driver.Machine) { f(t, m, m.(driver.Pauser)) })
 }
 
 func pause(t *testing.T, p driver.Pauser) {
@@ -79,7 +75,7 @@ func finish(t *testing.T, m driver.Machine, id dsec.CommandID) (dsec.CommandStat
 // that nothing was lost.
 func testPause(t *testing.T, e Env) {
 	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
-		const limit = 800 * time.Millisecond
+		limit := 800 * time.Millisecond * time.Duration(max(e.few(1, 4), 1))
 		count := begin(t, m, dsec.Command{Shell: "i=0; while [ ! -e /stop ]; do i=$((i+1)); echo $i; done; echo end"})
 		timed := begin(t, m, dsec.Command{Shell: "echo begun; exec sleep 60", Timeout: limit})
 		silent := begin(t, m, dsec.Command{Shell: "echo begun; exec sleep 60", Idle: limit})
@@ -101,18 +97,28 @@ func testPause(t *testing.T, e Env) {
 			}
 			return -1
 		}
-		<-time.After(50 * time.Millisecond) // what was in the pipe
-		a := size()
-		<-time.After(2 * limit)
-		if b := size(); a != b {
-			t.Errorf("a paused workload wrote: %d, then %d bytes", a, b)
+		write := func() {
+			if _, err := m.Guest().Files().Write(ctx(t), dsec.Call{}, dsec.FileOp{Path: "/stop"}, dsec.WriteOptions{}, strings.NewReader("")); err != nil {
+				t.Error(err)
+			}
 		}
-		// The guest itself answers.
-		if _, err := m.Guest().Files().Write(ctx(t), dsec.Call{}, dsec.FileOp{Path: "/stop"}, dsec.WriteOptions{}, strings.NewReader("")); err != nil {
-			t.Error(err)
+		if e.GuestStands {
+			<-time.After(2 * limit)
+		} else {
+			<-time.After(50 * time.Millisecond) // what was in the pipe
+			a := size()
+			<-time.After(2 * limit)
+			if b := size(); a != b {
+				t.Errorf("a paused workload wrote: %d, then %d bytes", a, b)
+			}
+			write() // the guest itself answers
 		}
 		for range 2 {
 			resume(t, p)
+		}
+		if e.GuestStands {
+			size() // nothing has ended meanwhile
+			write()
 		}
 		st, out := finish(t, m, count)
 		lines := strings.Split(strings.TrimSpace(out), "\n")
@@ -153,18 +159,26 @@ func testPauseInHand(t *testing.T, e Env) {
 		}
 		defer conn.Close()
 		pause(t, p)
-		if _, err := conn.Write([]byte("while it stood\n")); err != nil {
-			t.Error(err)
-		}
-		if err := cmds.Resize(ctx(t), dsec.Call{}, tty, dsec.WinSize{Rows: 10, Cols: 20}); err != nil {
-			t.Error(err)
-		}
-		for id, text := range map[dsec.CommandID]string{tty: "x\n", cat: "y\n"} {
-			if _, err := cmds.Write(ctx(t), dsec.Call{}, id, dsec.StdinWrite{Data: []byte(text), Close: id == cat}); err != nil {
+		calls := func() {
+			if _, err := conn.Write([]byte("while it stood\n")); err != nil {
 				t.Error(err)
 			}
+			if err := cmds.Resize(ctx(t), dsec.Call{}, tty, dsec.WinSize{Rows: 10, Cols: 20}); err != nil {
+				t.Error(err)
+			}
+			for id, text := range map[dsec.CommandID]string{tty: "x\n", cat: "y\n"} {
+				if _, err := cmds.Write(ctx(t), dsec.Call{}, id, dsec.StdinWrite{Data: []byte(text), Close: id == cat}); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+		var wg sync.WaitGroup
+		wg.Go(calls)
+		if !e.GuestStands {
+			wg.Wait()
 		}
 		resume(t, p)
+		wg.Wait()
 		conn.CloseWrite() //nolint:errcheck // what comes back tells
 		if got, err := io.ReadAll(conn); err != nil || string(got) != "while it stood\n" {
 			t.Errorf("the connection gives %q (%v)", got, err)
@@ -183,7 +197,7 @@ func testPauseInHand(t *testing.T, e Env) {
 func testPauseAgain(t *testing.T, e Env) {
 	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
 		var wg sync.WaitGroup
-		const rounds, many = 60, 4
+		rounds, many := e.few(60, 8), 4
 		for i := range rounds {
 			for range many {
 				wg.Go(func() {
@@ -194,8 +208,10 @@ func testPauseAgain(t *testing.T, e Env) {
 				})
 			}
 			pause(t, p)
-			if _, err := m.Guest().Commands().List(ctx(t), dsec.Call{}); err != nil {
-				t.Fatal(err)
+			if !e.GuestStands {
+				if _, err := m.Guest().Commands().List(ctx(t), dsec.Call{}); err != nil {
+					t.Fatal(err)
+				}
 			}
 			resume(t, p)
 			if r := sh(t, m, "echo "+strconv.Itoa(i)); string(r.Out) != strconv.Itoa(i)+"\n" {
@@ -209,9 +225,42 @@ func testPauseAgain(t *testing.T, e Env) {
 	})
 }
 
+// testPauseRounds pauses again and again under a process that counts and one that
+// holds a file: neither loses anything.
+func testPauseRounds(t *testing.T, e Env) {
+	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
+		if r := sh(t, m, "dd if=/dev/urandom of=/data bs=1M count=4 2>/dev/null; md5sum /data > /sum"); r.Code != 0 {
+			t.Fatalf("%+v %q", r.CommandStatus, r.Err)
+		}
+		held := begin(t, m, dsec.Command{Stdin: dsec.StdinPipe, Shell: "exec 3</data; rm /data; echo held; while read x; do echo $x; done; md5sum <&3 | cut -c1-32"})
+		ticks := begin(t, m, dsec.Command{Shell: "i=0; while [ ! -e /stop ]; do i=$((i+1)); echo $i; sleep 0.01; done"})
+		for i := range 10 {
+			pause(t, p)
+			resume(t, p)
+			n := strconv.Itoa(i)
+			if r := sh(t, m, "echo "+n+" >> /log; wc -l < /log"); string(r.Out) != strconv.Itoa(i+1)+"\n" {
+				t.Fatalf("round %d: %+v %q %q", i, r.CommandStatus, r.Out, r.Err)
+			}
+			if _, err := m.Guest().Commands().Write(ctx(t), dsec.Call{}, held, dsec.StdinWrite{Offset: int64(2 * i), Data: []byte(n + "\n"), Close: i == 9}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		sum := string(sh(t, m, "touch /stop; cut -c1-32 /sum").Out)
+		if st, out := finish(t, m, held); st.Code != 0 || out != "held\n0\n1\n2\n3\n4\n5\n6\n7\n8\n9\n"+sum {
+			t.Errorf("what was held: %+v, %q", st, out)
+		}
+		_, out := finish(t, m, ticks)
+		for i, l := range strings.Fields(out) {
+			if l != strconv.Itoa(i+1) {
+				t.Fatalf("tick %d is %q", i+1, l)
+			}
+		}
+	})
+}
+
 // testPauseStop stops a paused machine, and one while it is being paused.
 func testPauseStop(t *testing.T, e Env) {
-	for range 3 {
+	for range e.few(3, 1) {
 		withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
 			begin(t, m, dsec.Command{Shell: "trap '' TERM; echo ready; while :; do :; done"})
 			pause(t, p)
@@ -245,12 +294,10 @@ func testPauseAdopt(t *testing.T, e Env) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, ok := m.(driver.Pauser)
-	if !ok {
-		stop(t, m)
-		d.Close()
-		return
+	if e.Prepare != nil {
+		e.Prepare(t, m)
 	}
+	p := m.(driver.Pauser)
 	id := begin(t, m, dsec.Command{Shell: "echo begun; sleep 0.2; echo over; exit 3", Timeout: 20 * time.Second})
 	pause(t, p)
 	e.Crash(t, d)
@@ -276,10 +323,7 @@ func testPauseAdopt(t *testing.T, e Env) {
 // for as long as either wants.
 func testPauseFrozen(t *testing.T, e Env) {
 	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
-		u, ok := m.(driver.Upper)
-		if !ok {
-			return
-		}
+		u := m.(driver.Upper)
 		dir, _ := u.Upper()
 		begin(t, m, dsec.Command{Shell: "echo ready; while :; do echo x >> /grow; done"})
 		size := func() int64 {
@@ -334,10 +378,7 @@ func testPauseFrozen(t *testing.T, e Env) {
 // needs swap, which is the matter of a driver's own test.
 func testReclaim(t *testing.T, e Env) {
 	withPauser(t, e, func(t *testing.T, m driver.Machine, p driver.Pauser) {
-		r, ok := m.(driver.Reclaimer)
-		if !ok {
-			return
-		}
+		r := m.(driver.Reclaimer)
 		const size = 16 << 20
 		if out := sh(t, m, "dd if=/dev/urandom of=/big bs=1M count=16 2>/dev/null && sync && md5sum /big > /sum && cat /sum"); out.Code != 0 {
 			t.Fatalf("%+v %q", out.CommandStatus, out.Err)

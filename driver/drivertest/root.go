@@ -4,12 +4,15 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"crypto/sha256"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/erofs"
 	"github.com/dsec-go/dsec/rootfs"
 )
@@ -25,11 +28,29 @@ func Root(t testing.TB) *os.File {
 	return MountTar(t, BusyboxTar(t))
 }
 
+// RootFiles gives the layer of Root as files, for drivers that want FormFiles.
+func RootFiles(t testing.TB) driver.LayerFiles {
+	t.Helper()
+	return TarFiles(t, BusyboxTar(t))
+}
+
 // MountTar mounts the layer made of a tar.
 func MountTar(t testing.TB, archive []byte) *os.File {
 	t.Helper()
+	f := TarFiles(t, archive)
+	m, err := rootfs.MountLayer(rootfs.Layer{Digest: f.Digest, Meta: f.Meta, Data: f.Data})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+// TarFiles makes a layer of a tar. The files end with the test.
+func TarFiles(t testing.TB, archive []byte) driver.LayerFiles {
+	t.Helper()
 	dir := t.TempDir()
-	l := rootfs.Layer{Digest: "test", Meta: filepath.Join(dir, "meta")}
+	l := driver.LayerFiles{Meta: filepath.Join(dir, "meta")}
 	data, err := os.Create(filepath.Join(dir, "data"))
 	if err != nil {
 		t.Fatal(err)
@@ -50,15 +71,23 @@ func MountTar(t testing.TB, archive []byte) *os.File {
 	if len(image.Devices) > 0 {
 		l.Data = []string{data.Name()}
 	}
+	l.Digest = fmt.Sprintf("sha256:%x", sha256.Sum256(image.Meta))
 	if err := os.WriteFile(l.Meta, image.Meta, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	m, err := rootfs.MountLayer(l)
-	if err != nil {
-		t.Fatal(err)
+	return l
+}
+
+// rootOf gives a root of a tar in the form that the driver wants.
+func (e Env) rootOf(t *testing.T, archive []byte) driver.Root {
+	t.Helper()
+	switch r := e.Root(t); {
+	case len(r.Files) > 0:
+		return driver.Root{Files: []driver.LayerFiles{TarFiles(t, archive)}}
+	case r.Disk != "":
+		t.Fatal("a disk image is not made of a tar: declare it in Env.Lacks")
 	}
-	t.Cleanup(func() { m.Close() })
-	return m
+	return driver.Root{Layers: []*os.File{MountTar(t, archive)}}
 }
 
 // BusyboxTar is the tar of Root's layer.

@@ -43,6 +43,9 @@ const (
 	OpPause    = "pause"    // before anything stands still
 	OpResume   = "resume"   // before anything goes on
 	OpReclaim  = "reclaim"  // of a machine that is paused
+	OpSnapshot = "snapshot" // before anything is written
+	OpFork     = "fork"     // before any child is there
+	OpInput    = "input"    // of keys and pointer
 )
 
 // Options shape a Host. The zero value is instant and without a writable layer.
@@ -51,6 +54,8 @@ type Options struct {
 	StartTime time.Duration // how long a start takes
 	StopTime  time.Duration // how long a stop takes
 	Upper     string        // folder that every machine gives as its writable layer; none when empty
+	Whole     bool          // a paused machine has given all of its memory back, as virtual machines have
+	Copies    bool          // machines can be saved and forked, and have a screen; not with Upper
 }
 
 // Host is a computer with machines on it. It is safe for concurrent use.

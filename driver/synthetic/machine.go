@@ -53,6 +53,12 @@ func (m *machine) face() driver.Machine {
 	if m.host.opt.Upper != "" {
 		return upperMachine{m}
 	}
+	if m.host.opt.Whole {
+		return wholeMachine{m, m}
+	}
+	if m.host.opt.Copies {
+		return copyMachine{m}
+	}
 	return m
 }
 

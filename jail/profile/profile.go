@@ -26,15 +26,23 @@ import (
 
 // Default is the program for jail.Setup.Filter: an array of struct sock_filter
 // in the host's byte order. It is compiled once.
-var Default = sync.OnceValues(compile)
+var Default = sync.OnceValues(func() ([]byte, error) { return compile() })
 
-func compile() ([]byte, error) {
+// Warm is Default and setns, which a process needs that forks itself into cells
+// (see jail.Box.StartWarm). To whoever has no capability, as everything in a
+// cell, the call is refused by the kernel.
+var Warm = sync.OnceValues(func() ([]byte, error) { return compile("setns") })
+
+func compile(more ...string) ([]byte, error) {
 	caps := capabilityNames()
 	p, err := profiles.GetDefaultProfile(&specs.Spec{Process: &specs.Process{
 		Capabilities: &specs.LinuxCapabilities{Bounding: caps},
 	}})
 	if err != nil {
 		return nil, fmt.Errorf("load seccomp profile: %w", err)
+	}
+	if len(more) > 0 {
+		p.Syscalls = append([]specs.LinuxSyscall{{Names: more, Action: specs.ActAllow}}, p.Syscalls...)
 	}
 	policy, err := translate(p)
 	if err != nil {

@@ -37,6 +37,8 @@ const (
 	ProjectsCreateProcedure = "/dsec.v1.Projects/Create"
 	// ProjectsListProcedure is the procedure name of the Projects's List RPC.
 	ProjectsListProcedure = "/dsec.v1.Projects/List"
+	// ProjectsSetQuotaProcedure is the procedure name of the Projects's SetQuota RPC.
+	ProjectsSetQuotaProcedure = "/dsec.v1.Projects/SetQuota"
 	// ProjectsRemoveProcedure is the procedure name of the Projects's Remove RPC.
 	ProjectsRemoveProcedure = "/dsec.v1.Projects/Remove"
 	// NodesListProcedure is the procedure name of the Nodes's List RPC.
@@ -201,6 +203,13 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	projectsSetQuotaSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_admin_proto.Services().ByName("Projects").Methods().ByName("SetQuota"),
+			Procedure:  ProjectsSetQuotaProcedure,
+		}
+	})
 	projectsRemoveSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeUnary,
@@ -216,6 +225,8 @@ type ProjectsClient interface {
 	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
 	// List returns all projects.
 	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+	// SetQuota changes what a project may have.
+	SetQuota(context.Context, *ProjectsSetQuotaRequest) (*ProjectsSetQuotaResponse, error)
 	// Remove ends a project, its tokens and its image names.
 	Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error)
 }
@@ -232,6 +243,8 @@ type ProjectsHandler interface {
 	Create(context.Context, *ProjectsCreateRequest) (*Project, error)
 	// List returns all projects.
 	List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error)
+	// SetQuota changes what a project may have.
+	SetQuota(context.Context, *ProjectsSetQuotaRequest) (*ProjectsSetQuotaResponse, error)
 	// Remove ends a project, its tokens and its image names.
 	Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error)
 }
@@ -242,6 +255,7 @@ func RegisterProjectsHandler(server *connect.Server, svc ProjectsHandler) {
 	server.Register(
 		connect.Method{Spec: projectsCreateSpec(), Handler: adapter.create},
 		connect.Method{Spec: projectsListSpec(), Handler: adapter.list},
+		connect.Method{Spec: projectsSetQuotaSpec(), Handler: adapter.setQuota},
 		connect.Method{Spec: projectsRemoveSpec(), Handler: adapter.remove},
 	)
 }
@@ -255,6 +269,10 @@ func (UnimplementedProjectsHandler) Create(context.Context, *ProjectsCreateReque
 
 func (UnimplementedProjectsHandler) List(context.Context, *ProjectsListRequest) (*ProjectsListResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.List is not implemented")
+}
+
+func (UnimplementedProjectsHandler) SetQuota(context.Context, *ProjectsSetQuotaRequest) (*ProjectsSetQuotaResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Projects.SetQuota is not implemented")
 }
 
 func (UnimplementedProjectsHandler) Remove(context.Context, *ProjectsRemoveRequest) (*ProjectsRemoveResponse, error) {
@@ -276,6 +294,14 @@ func (c *projectsClient) Create(ctx context.Context, req *ProjectsCreateRequest)
 func (c *projectsClient) List(ctx context.Context, req *ProjectsListRequest) (*ProjectsListResponse, error) {
 	var res ProjectsListResponse
 	if err := c.client.CallUnary(ctx, projectsListSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *projectsClient) SetQuota(ctx context.Context, req *ProjectsSetQuotaRequest) (*ProjectsSetQuotaResponse, error) {
+	var res ProjectsSetQuotaResponse
+	if err := c.client.CallUnary(ctx, projectsSetQuotaSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -309,6 +335,18 @@ func (h projectsHandler) list(ctx context.Context, _ connect.Spec, stream connec
 		return err
 	}
 	res, err := h.svc.List(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h projectsHandler) setQuota(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ProjectsSetQuotaRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.SetQuota(ctx, &req)
 	if err != nil {
 		return err
 	}

@@ -173,11 +173,13 @@ func (x *Project) GetUsed() *Share {
 
 // Quota bounds what a project and all below it have at once; 0 does not bound.
 type Quota struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Sandboxes     int32                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	Cpu           float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
-	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
-	Ttl           *durationpb.Duration   `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Sandboxes int32                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Cpu       float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
+	Memory    int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	Ttl       *durationpb.Duration   `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	// Bytes in the store of what its image names need.
+	Images        int64 `protobuf:"varint,5,opt,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -240,12 +242,20 @@ func (x *Quota) GetTtl() *durationpb.Duration {
 	return nil
 }
 
+func (x *Quota) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
 // Share is what a project uses of its quota.
 type Share struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Sandboxes     int32                  `protobuf:"varint,1,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
 	Cpu           float64                `protobuf:"fixed64,2,opt,name=cpu,proto3" json:"cpu,omitempty"`
 	Memory        int64                  `protobuf:"varint,3,opt,name=memory,proto3" json:"memory,omitempty"`
+	Images        int64                  `protobuf:"varint,4,opt,name=images,proto3" json:"images,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -301,24 +311,36 @@ func (x *Share) GetMemory() int64 {
 	return 0
 }
 
+func (x *Share) GetImages() int64 {
+	if x != nil {
+		return x.Images
+	}
+	return 0
+}
+
 // Node is one machine as seen now.
 type Node struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Its number in the cluster and the life of its sandbox table.
-	Number        uint32           `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
-	Epoch         uint32           `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Version       string           `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
-	Kinds         []string         `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
-	Sandboxes     int32            `protobuf:"varint,6,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
-	Cpus          int32            `protobuf:"varint,7,opt,name=cpus,proto3" json:"cpus,omitempty"`
-	Load          float64          `protobuf:"fixed64,8,opt,name=load,proto3" json:"load,omitempty"`
-	Memory        int64            `protobuf:"varint,9,opt,name=memory,proto3" json:"memory,omitempty"`
-	Available     int64            `protobuf:"varint,10,opt,name=available,proto3" json:"available,omitempty"`
-	Disk          int64            `protobuf:"varint,11,opt,name=disk,proto3" json:"disk,omitempty"`
-	DiskFree      int64            `protobuf:"varint,12,opt,name=disk_free,json=diskFree,proto3" json:"disk_free,omitempty"`
-	Pressure      *Pressure        `protobuf:"bytes,13,opt,name=pressure,proto3" json:"pressure,omitempty"`
-	Features      []*FeatureStatus `protobuf:"bytes,14,rep,name=features,proto3" json:"features,omitempty"`
+	Number    uint32           `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
+	Epoch     uint32           `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Version   string           `protobuf:"bytes,4,opt,name=version,proto3" json:"version,omitempty"`
+	Kinds     []string         `protobuf:"bytes,5,rep,name=kinds,proto3" json:"kinds,omitempty"`
+	Sandboxes int32            `protobuf:"varint,6,opt,name=sandboxes,proto3" json:"sandboxes,omitempty"`
+	Cpus      int32            `protobuf:"varint,7,opt,name=cpus,proto3" json:"cpus,omitempty"`
+	Load      float64          `protobuf:"fixed64,8,opt,name=load,proto3" json:"load,omitempty"`
+	Memory    int64            `protobuf:"varint,9,opt,name=memory,proto3" json:"memory,omitempty"`
+	Available int64            `protobuf:"varint,10,opt,name=available,proto3" json:"available,omitempty"`
+	Disk      int64            `protobuf:"varint,11,opt,name=disk,proto3" json:"disk,omitempty"`
+	DiskFree  int64            `protobuf:"varint,12,opt,name=disk_free,json=diskFree,proto3" json:"disk_free,omitempty"`
+	Pressure  *Pressure        `protobuf:"bytes,13,opt,name=pressure,proto3" json:"pressure,omitempty"`
+	Features  []*FeatureStatus `protobuf:"bytes,14,rep,name=features,proto3" json:"features,omitempty"`
+	// Its store, without credentials, and what it keeps of that.
+	Store         string `protobuf:"bytes,15,opt,name=store,proto3" json:"store,omitempty"`
+	Cache         int64  `protobuf:"varint,16,opt,name=cache,proto3" json:"cache,omitempty"`
+	Cached        int64  `protobuf:"varint,17,opt,name=cached,proto3" json:"cached,omitempty"`
+	Fetched       int64  `protobuf:"varint,18,opt,name=fetched,proto3" json:"fetched,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -449,6 +471,34 @@ func (x *Node) GetFeatures() []*FeatureStatus {
 		return x.Features
 	}
 	return nil
+}
+
+func (x *Node) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *Node) GetCache() int64 {
+	if x != nil {
+		return x.Cache
+	}
+	return 0
+}
+
+func (x *Node) GetCached() int64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *Node) GetFetched() int64 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
 }
 
 // Pressure is the share of time that work waited, in percent.
@@ -961,6 +1011,94 @@ func (x *ProjectsListResponse) GetProjects() []*Project {
 	return nil
 }
 
+type ProjectsSetQuotaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Quota         *Quota                 `protobuf:"bytes,2,opt,name=quota,proto3" json:"quota,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsSetQuotaRequest) Reset() {
+	*x = ProjectsSetQuotaRequest{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsSetQuotaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsSetQuotaRequest) ProtoMessage() {}
+
+func (x *ProjectsSetQuotaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsSetQuotaRequest.ProtoReflect.Descriptor instead.
+func (*ProjectsSetQuotaRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ProjectsSetQuotaRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ProjectsSetQuotaRequest) GetQuota() *Quota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+type ProjectsSetQuotaResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectsSetQuotaResponse) Reset() {
+	*x = ProjectsSetQuotaResponse{}
+	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectsSetQuotaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectsSetQuotaResponse) ProtoMessage() {}
+
+func (x *ProjectsSetQuotaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectsSetQuotaResponse.ProtoReflect.Descriptor instead.
+func (*ProjectsSetQuotaResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{17}
+}
+
 type ProjectsRemoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -970,7 +1108,7 @@ type ProjectsRemoveRequest struct {
 
 func (x *ProjectsRemoveRequest) Reset() {
 	*x = ProjectsRemoveRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	mi := &file_dsec_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -982,7 +1120,7 @@ func (x *ProjectsRemoveRequest) String() string {
 func (*ProjectsRemoveRequest) ProtoMessage() {}
 
 func (x *ProjectsRemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[16]
+	mi := &file_dsec_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -995,7 +1133,7 @@ func (x *ProjectsRemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectsRemoveRequest.ProtoReflect.Descriptor instead.
 func (*ProjectsRemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ProjectsRemoveRequest) GetName() string {
@@ -1013,7 +1151,7 @@ type ProjectsRemoveResponse struct {
 
 func (x *ProjectsRemoveResponse) Reset() {
 	*x = ProjectsRemoveResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	mi := &file_dsec_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1025,7 +1163,7 @@ func (x *ProjectsRemoveResponse) String() string {
 func (*ProjectsRemoveResponse) ProtoMessage() {}
 
 func (x *ProjectsRemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[17]
+	mi := &file_dsec_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1038,7 +1176,7 @@ func (x *ProjectsRemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectsRemoveResponse.ProtoReflect.Descriptor instead.
 func (*ProjectsRemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 type NodesListRequest struct {
@@ -1049,7 +1187,7 @@ type NodesListRequest struct {
 
 func (x *NodesListRequest) Reset() {
 	*x = NodesListRequest{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[18]
+	mi := &file_dsec_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1061,7 +1199,7 @@ func (x *NodesListRequest) String() string {
 func (*NodesListRequest) ProtoMessage() {}
 
 func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[18]
+	mi := &file_dsec_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1074,7 +1212,7 @@ func (x *NodesListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListRequest.ProtoReflect.Descriptor instead.
 func (*NodesListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 type NodesListResponse struct {
@@ -1086,7 +1224,7 @@ type NodesListResponse struct {
 
 func (x *NodesListResponse) Reset() {
 	*x = NodesListResponse{}
-	mi := &file_dsec_v1_admin_proto_msgTypes[19]
+	mi := &file_dsec_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1098,7 +1236,7 @@ func (x *NodesListResponse) String() string {
 func (*NodesListResponse) ProtoMessage() {}
 
 func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_admin_proto_msgTypes[19]
+	mi := &file_dsec_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1111,7 +1249,7 @@ func (x *NodesListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodesListResponse.ProtoReflect.Descriptor instead.
 func (*NodesListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_dsec_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *NodesListResponse) GetNodes() []*Node {
@@ -1136,16 +1274,18 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x124\n" +
 	"\acreated\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\x12$\n" +
 	"\x05quota\x18\x03 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\x12\"\n" +
-	"\x04used\x18\x04 \x01(\v2\x0e.dsec.v1.ShareR\x04used\"|\n" +
+	"\x04used\x18\x04 \x01(\v2\x0e.dsec.v1.ShareR\x04used\"\x94\x01\n" +
 	"\x05Quota\x12\x1c\n" +
 	"\tsandboxes\x18\x01 \x01(\x05R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12+\n" +
-	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"O\n" +
+	"\x03ttl\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x16\n" +
+	"\x06images\x18\x05 \x01(\x03R\x06images\"g\n" +
 	"\x05Share\x12\x1c\n" +
 	"\tsandboxes\x18\x01 \x01(\x05R\tsandboxes\x12\x10\n" +
 	"\x03cpu\x18\x02 \x01(\x01R\x03cpu\x12\x16\n" +
-	"\x06memory\x18\x03 \x01(\x03R\x06memory\"\x88\x03\n" +
+	"\x06memory\x18\x03 \x01(\x03R\x06memory\x12\x16\n" +
+	"\x06images\x18\x04 \x01(\x03R\x06images\"\xe6\x03\n" +
 	"\x04Node\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12\x14\n" +
@@ -1161,7 +1301,11 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x04disk\x18\v \x01(\x03R\x04disk\x12\x1b\n" +
 	"\tdisk_free\x18\f \x01(\x03R\bdiskFree\x12-\n" +
 	"\bpressure\x18\r \x01(\v2\x11.dsec.v1.PressureR\bpressure\x122\n" +
-	"\bfeatures\x18\x0e \x03(\v2\x16.dsec.v1.FeatureStatusR\bfeatures\"D\n" +
+	"\bfeatures\x18\x0e \x03(\v2\x16.dsec.v1.FeatureStatusR\bfeatures\x12\x14\n" +
+	"\x05store\x18\x0f \x01(\tR\x05store\x12\x14\n" +
+	"\x05cache\x18\x10 \x01(\x03R\x05cache\x12\x16\n" +
+	"\x06cached\x18\x11 \x01(\x03R\x06cached\x12\x18\n" +
+	"\afetched\x18\x12 \x01(\x03R\afetched\"D\n" +
 	"\bPressure\x12\x10\n" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x01R\x06memory\x12\x0e\n" +
@@ -1186,7 +1330,11 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x05quota\x18\x02 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\"\x15\n" +
 	"\x13ProjectsListRequest\"D\n" +
 	"\x14ProjectsListResponse\x12,\n" +
-	"\bprojects\x18\x01 \x03(\v2\x10.dsec.v1.ProjectR\bprojects\"+\n" +
+	"\bprojects\x18\x01 \x03(\v2\x10.dsec.v1.ProjectR\bprojects\"S\n" +
+	"\x17ProjectsSetQuotaRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12$\n" +
+	"\x05quota\x18\x02 \x01(\v2\x0e.dsec.v1.QuotaR\x05quota\"\x1a\n" +
+	"\x18ProjectsSetQuotaResponse\"+\n" +
 	"\x15ProjectsRemoveRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x18\n" +
 	"\x16ProjectsRemoveResponse\"\x12\n" +
@@ -1196,10 +1344,11 @@ const file_dsec_v1_admin_proto_rawDesc = "" +
 	"\x06Tokens\x12D\n" +
 	"\x05Issue\x12\x1b.dsec.v1.TokensIssueRequest\x1a\x1c.dsec.v1.TokensIssueResponse\"\x00\x12D\n" +
 	"\x04List\x12\x1a.dsec.v1.TokensListRequest\x1a\x1b.dsec.v1.TokensListResponse\"\x03\x90\x02\x01\x12G\n" +
-	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002\xdf\x01\n" +
+	"\x06Revoke\x12\x1c.dsec.v1.TokensRevokeRequest\x1a\x1d.dsec.v1.TokensRevokeResponse\"\x002\xb2\x02\n" +
 	"\bProjects\x12<\n" +
 	"\x06Create\x12\x1e.dsec.v1.ProjectsCreateRequest\x1a\x10.dsec.v1.Project\"\x00\x12H\n" +
-	"\x04List\x12\x1c.dsec.v1.ProjectsListRequest\x1a\x1d.dsec.v1.ProjectsListResponse\"\x03\x90\x02\x01\x12K\n" +
+	"\x04List\x12\x1c.dsec.v1.ProjectsListRequest\x1a\x1d.dsec.v1.ProjectsListResponse\"\x03\x90\x02\x01\x12Q\n" +
+	"\bSetQuota\x12 .dsec.v1.ProjectsSetQuotaRequest\x1a!.dsec.v1.ProjectsSetQuotaResponse\"\x00\x12K\n" +
 	"\x06Remove\x12\x1e.dsec.v1.ProjectsRemoveRequest\x1a\x1f.dsec.v1.ProjectsRemoveResponse\"\x002K\n" +
 	"\x05Nodes\x12B\n" +
 	"\x04List\x12\x19.dsec.v1.NodesListRequest\x1a\x1a.dsec.v1.NodesListResponse\"\x03\x90\x02\x01B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
@@ -1216,64 +1365,69 @@ func file_dsec_v1_admin_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_admin_proto_rawDescData
 }
 
-var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
+var file_dsec_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 22)
 var file_dsec_v1_admin_proto_goTypes = []any{
-	(*Token)(nil),                  // 0: dsec.v1.Token
-	(*Project)(nil),                // 1: dsec.v1.Project
-	(*Quota)(nil),                  // 2: dsec.v1.Quota
-	(*Share)(nil),                  // 3: dsec.v1.Share
-	(*Node)(nil),                   // 4: dsec.v1.Node
-	(*Pressure)(nil),               // 5: dsec.v1.Pressure
-	(*FeatureStatus)(nil),          // 6: dsec.v1.FeatureStatus
-	(*TokensIssueRequest)(nil),     // 7: dsec.v1.TokensIssueRequest
-	(*TokensIssueResponse)(nil),    // 8: dsec.v1.TokensIssueResponse
-	(*TokensListRequest)(nil),      // 9: dsec.v1.TokensListRequest
-	(*TokensListResponse)(nil),     // 10: dsec.v1.TokensListResponse
-	(*TokensRevokeRequest)(nil),    // 11: dsec.v1.TokensRevokeRequest
-	(*TokensRevokeResponse)(nil),   // 12: dsec.v1.TokensRevokeResponse
-	(*ProjectsCreateRequest)(nil),  // 13: dsec.v1.ProjectsCreateRequest
-	(*ProjectsListRequest)(nil),    // 14: dsec.v1.ProjectsListRequest
-	(*ProjectsListResponse)(nil),   // 15: dsec.v1.ProjectsListResponse
-	(*ProjectsRemoveRequest)(nil),  // 16: dsec.v1.ProjectsRemoveRequest
-	(*ProjectsRemoveResponse)(nil), // 17: dsec.v1.ProjectsRemoveResponse
-	(*NodesListRequest)(nil),       // 18: dsec.v1.NodesListRequest
-	(*NodesListResponse)(nil),      // 19: dsec.v1.NodesListResponse
-	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),    // 21: google.protobuf.Duration
+	(*Token)(nil),                    // 0: dsec.v1.Token
+	(*Project)(nil),                  // 1: dsec.v1.Project
+	(*Quota)(nil),                    // 2: dsec.v1.Quota
+	(*Share)(nil),                    // 3: dsec.v1.Share
+	(*Node)(nil),                     // 4: dsec.v1.Node
+	(*Pressure)(nil),                 // 5: dsec.v1.Pressure
+	(*FeatureStatus)(nil),            // 6: dsec.v1.FeatureStatus
+	(*TokensIssueRequest)(nil),       // 7: dsec.v1.TokensIssueRequest
+	(*TokensIssueResponse)(nil),      // 8: dsec.v1.TokensIssueResponse
+	(*TokensListRequest)(nil),        // 9: dsec.v1.TokensListRequest
+	(*TokensListResponse)(nil),       // 10: dsec.v1.TokensListResponse
+	(*TokensRevokeRequest)(nil),      // 11: dsec.v1.TokensRevokeRequest
+	(*TokensRevokeResponse)(nil),     // 12: dsec.v1.TokensRevokeResponse
+	(*ProjectsCreateRequest)(nil),    // 13: dsec.v1.ProjectsCreateRequest
+	(*ProjectsListRequest)(nil),      // 14: dsec.v1.ProjectsListRequest
+	(*ProjectsListResponse)(nil),     // 15: dsec.v1.ProjectsListResponse
+	(*ProjectsSetQuotaRequest)(nil),  // 16: dsec.v1.ProjectsSetQuotaRequest
+	(*ProjectsSetQuotaResponse)(nil), // 17: dsec.v1.ProjectsSetQuotaResponse
+	(*ProjectsRemoveRequest)(nil),    // 18: dsec.v1.ProjectsRemoveRequest
+	(*ProjectsRemoveResponse)(nil),   // 19: dsec.v1.ProjectsRemoveResponse
+	(*NodesListRequest)(nil),         // 20: dsec.v1.NodesListRequest
+	(*NodesListResponse)(nil),        // 21: dsec.v1.NodesListResponse
+	(*timestamppb.Timestamp)(nil),    // 22: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),      // 23: google.protobuf.Duration
 }
 var file_dsec_v1_admin_proto_depIdxs = []int32{
-	20, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
-	20, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
-	20, // 2: dsec.v1.Project.created:type_name -> google.protobuf.Timestamp
+	22, // 0: dsec.v1.Token.created:type_name -> google.protobuf.Timestamp
+	22, // 1: dsec.v1.Token.expires:type_name -> google.protobuf.Timestamp
+	22, // 2: dsec.v1.Project.created:type_name -> google.protobuf.Timestamp
 	2,  // 3: dsec.v1.Project.quota:type_name -> dsec.v1.Quota
 	3,  // 4: dsec.v1.Project.used:type_name -> dsec.v1.Share
-	21, // 5: dsec.v1.Quota.ttl:type_name -> google.protobuf.Duration
+	23, // 5: dsec.v1.Quota.ttl:type_name -> google.protobuf.Duration
 	5,  // 6: dsec.v1.Node.pressure:type_name -> dsec.v1.Pressure
 	6,  // 7: dsec.v1.Node.features:type_name -> dsec.v1.FeatureStatus
 	0,  // 8: dsec.v1.TokensIssueRequest.token:type_name -> dsec.v1.Token
 	0,  // 9: dsec.v1.TokensListResponse.tokens:type_name -> dsec.v1.Token
 	2,  // 10: dsec.v1.ProjectsCreateRequest.quota:type_name -> dsec.v1.Quota
 	1,  // 11: dsec.v1.ProjectsListResponse.projects:type_name -> dsec.v1.Project
-	4,  // 12: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
-	7,  // 13: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
-	9,  // 14: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
-	11, // 15: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
-	13, // 16: dsec.v1.Projects.Create:input_type -> dsec.v1.ProjectsCreateRequest
-	14, // 17: dsec.v1.Projects.List:input_type -> dsec.v1.ProjectsListRequest
-	16, // 18: dsec.v1.Projects.Remove:input_type -> dsec.v1.ProjectsRemoveRequest
-	18, // 19: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
-	8,  // 20: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
-	10, // 21: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
-	12, // 22: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
-	1,  // 23: dsec.v1.Projects.Create:output_type -> dsec.v1.Project
-	15, // 24: dsec.v1.Projects.List:output_type -> dsec.v1.ProjectsListResponse
-	17, // 25: dsec.v1.Projects.Remove:output_type -> dsec.v1.ProjectsRemoveResponse
-	19, // 26: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
-	20, // [20:27] is the sub-list for method output_type
-	13, // [13:20] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	2,  // 12: dsec.v1.ProjectsSetQuotaRequest.quota:type_name -> dsec.v1.Quota
+	4,  // 13: dsec.v1.NodesListResponse.nodes:type_name -> dsec.v1.Node
+	7,  // 14: dsec.v1.Tokens.Issue:input_type -> dsec.v1.TokensIssueRequest
+	9,  // 15: dsec.v1.Tokens.List:input_type -> dsec.v1.TokensListRequest
+	11, // 16: dsec.v1.Tokens.Revoke:input_type -> dsec.v1.TokensRevokeRequest
+	13, // 17: dsec.v1.Projects.Create:input_type -> dsec.v1.ProjectsCreateRequest
+	14, // 18: dsec.v1.Projects.List:input_type -> dsec.v1.ProjectsListRequest
+	16, // 19: dsec.v1.Projects.SetQuota:input_type -> dsec.v1.ProjectsSetQuotaRequest
+	18, // 20: dsec.v1.Projects.Remove:input_type -> dsec.v1.ProjectsRemoveRequest
+	20, // 21: dsec.v1.Nodes.List:input_type -> dsec.v1.NodesListRequest
+	8,  // 22: dsec.v1.Tokens.Issue:output_type -> dsec.v1.TokensIssueResponse
+	10, // 23: dsec.v1.Tokens.List:output_type -> dsec.v1.TokensListResponse
+	12, // 24: dsec.v1.Tokens.Revoke:output_type -> dsec.v1.TokensRevokeResponse
+	1,  // 25: dsec.v1.Projects.Create:output_type -> dsec.v1.Project
+	15, // 26: dsec.v1.Projects.List:output_type -> dsec.v1.ProjectsListResponse
+	17, // 27: dsec.v1.Projects.SetQuota:output_type -> dsec.v1.ProjectsSetQuotaResponse
+	19, // 28: dsec.v1.Projects.Remove:output_type -> dsec.v1.ProjectsRemoveResponse
+	21, // 29: dsec.v1.Nodes.List:output_type -> dsec.v1.NodesListResponse
+	22, // [22:30] is the sub-list for method output_type
+	14, // [14:22] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_admin_proto_init() }
@@ -1287,7 +1441,7 @@ func file_dsec_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_admin_proto_rawDesc), len(file_dsec_v1_admin_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   20,
+			NumMessages:   22,
 			NumExtensions: 0,
 			NumServices:   3,
 		},

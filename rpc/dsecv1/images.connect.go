@@ -27,14 +27,20 @@ const (
 	ImagesPullProcedure = "/dsec.v1.Images/Pull"
 	// ImagesUploadProcedure is the procedure name of the Images's Upload RPC.
 	ImagesUploadProcedure = "/dsec.v1.Images/Upload"
+	// ImagesAdoptProcedure is the procedure name of the Images's Adopt RPC.
+	ImagesAdoptProcedure = "/dsec.v1.Images/Adopt"
 	// ImagesListProcedure is the procedure name of the Images's List RPC.
 	ImagesListProcedure = "/dsec.v1.Images/List"
 	// ImagesInspectProcedure is the procedure name of the Images's Inspect RPC.
 	ImagesInspectProcedure = "/dsec.v1.Images/Inspect"
+	// ImagesTagProcedure is the procedure name of the Images's Tag RPC.
+	ImagesTagProcedure = "/dsec.v1.Images/Tag"
 	// ImagesRemoveProcedure is the procedure name of the Images's Remove RPC.
 	ImagesRemoveProcedure = "/dsec.v1.Images/Remove"
 	// ImagesCollectProcedure is the procedure name of the Images's Collect RPC.
 	ImagesCollectProcedure = "/dsec.v1.Images/Collect"
+	// ImagesExportProcedure is the procedure name of the Images's Export RPC.
+	ImagesExportProcedure = "/dsec.v1.Images/Export"
 )
 
 var (
@@ -50,6 +56,13 @@ var (
 			StreamType: connect.StreamTypeClient,
 			Schema:     File_dsec_v1_images_proto.Services().ByName("Images").Methods().ByName("Upload"),
 			Procedure:  ImagesUploadProcedure,
+		}
+	})
+	imagesAdoptSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_images_proto.Services().ByName("Images").Methods().ByName("Adopt"),
+			Procedure:  ImagesAdoptProcedure,
 		}
 	})
 	imagesListSpec = sync.OnceValue(func() connect.Spec {
@@ -68,6 +81,13 @@ var (
 			IdempotencyLevel: connect.IdempotencyNoSideEffects,
 		}
 	})
+	imagesTagSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType: connect.StreamTypeUnary,
+			Schema:     File_dsec_v1_images_proto.Services().ByName("Images").Methods().ByName("Tag"),
+			Procedure:  ImagesTagProcedure,
+		}
+	})
 	imagesRemoveSpec = sync.OnceValue(func() connect.Spec {
 		return connect.Spec{
 			StreamType: connect.StreamTypeUnary,
@@ -82,6 +102,14 @@ var (
 			Procedure:  ImagesCollectProcedure,
 		}
 	})
+	imagesExportSpec = sync.OnceValue(func() connect.Spec {
+		return connect.Spec{
+			StreamType:       connect.StreamTypeServer,
+			Schema:           File_dsec_v1_images_proto.Services().ByName("Images").Methods().ByName("Export"),
+			Procedure:        ImagesExportProcedure,
+			IdempotencyLevel: connect.IdempotencyNoSideEffects,
+		}
+	})
 )
 
 // ImagesClient is a client for the dsec.v1.Images service.
@@ -91,14 +119,20 @@ type ImagesClient interface {
 	Pull(context.Context, *ImagesPullRequest) (ImagesPullClientStream, error)
 	// Upload imports a tar. The first message says what it makes.
 	Upload(context.Context) (ImagesUploadClientStream, error)
-	// List returns all images.
+	// Adopt names a layer that the store has already.
+	Adopt(context.Context, *ImagesAdoptRequest) (*Image, error)
+	// List returns images by name, the newest version first, in pages.
 	List(context.Context, *ImagesListRequest) (*ImagesListResponse, error)
 	// Inspect resolves a name.
 	Inspect(context.Context, *ImagesInspectRequest) (*Image, error)
-	// Remove forgets a name.
+	// Tag lets a tag stand for a version, at once if it stood for another.
+	Tag(context.Context, *ImagesTagRequest) (*Image, error)
+	// Remove forgets a name: a tag, or a version that has none.
 	Remove(context.Context, *ImagesRemoveRequest) (*ImagesRemoveResponse, error)
 	// Collect deletes bytes that nothing needs.
 	Collect(context.Context, *ImagesCollectRequest) (*ImagesCollectResponse, error)
+	// Export gives an environment as the tar of an OCI image layout.
+	Export(context.Context, *ImagesExportRequest) (ImagesExportClientStream, error)
 }
 
 // NewImagesClient constructs a client for the dsec.v1.Images service. Multiple service clients may
@@ -156,6 +190,26 @@ func (s ImagesUploadClientStream) CloseAndReceive() (*Image, error) {
 	return &res, nil
 }
 
+// ImagesExportClientStream is the client stream for the Images's Export RPC.
+type ImagesExportClientStream struct {
+	stream connect.ClientStream
+}
+
+// Receive returns the next response message from the server.
+func (s ImagesExportClientStream) Receive() (*ImagesExportResponse, error) {
+	var res ImagesExportResponse
+	if err := s.stream.Receive(&res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+// Close releases the stream's resources. It is idempotent and is typically deferred to clean up a
+// stream abandoned before io.EOF.
+func (s ImagesExportClientStream) Close() error {
+	return s.stream.Close()
+}
+
 // ImagesHandler is an implementation of the dsec.v1.Images service.
 type ImagesHandler interface {
 	// Pull imports from a registry, sending progress; the last message has the
@@ -163,14 +217,20 @@ type ImagesHandler interface {
 	Pull(context.Context, *ImagesPullRequest, ImagesPullServerStream) error
 	// Upload imports a tar. The first message says what it makes.
 	Upload(context.Context, ImagesUploadServerStream) (*Image, error)
-	// List returns all images.
+	// Adopt names a layer that the store has already.
+	Adopt(context.Context, *ImagesAdoptRequest) (*Image, error)
+	// List returns images by name, the newest version first, in pages.
 	List(context.Context, *ImagesListRequest) (*ImagesListResponse, error)
 	// Inspect resolves a name.
 	Inspect(context.Context, *ImagesInspectRequest) (*Image, error)
-	// Remove forgets a name.
+	// Tag lets a tag stand for a version, at once if it stood for another.
+	Tag(context.Context, *ImagesTagRequest) (*Image, error)
+	// Remove forgets a name: a tag, or a version that has none.
 	Remove(context.Context, *ImagesRemoveRequest) (*ImagesRemoveResponse, error)
 	// Collect deletes bytes that nothing needs.
 	Collect(context.Context, *ImagesCollectRequest) (*ImagesCollectResponse, error)
+	// Export gives an environment as the tar of an OCI image layout.
+	Export(context.Context, *ImagesExportRequest, ImagesExportServerStream) error
 }
 
 // RegisterImagesHandler registers svc as the dsec.v1.Images implementation on server.
@@ -179,10 +239,13 @@ func RegisterImagesHandler(server *connect.Server, svc ImagesHandler) {
 	server.Register(
 		connect.Method{Spec: imagesPullSpec(), Handler: adapter.pull},
 		connect.Method{Spec: imagesUploadSpec(), Handler: adapter.upload},
+		connect.Method{Spec: imagesAdoptSpec(), Handler: adapter.adopt},
 		connect.Method{Spec: imagesListSpec(), Handler: adapter.list},
 		connect.Method{Spec: imagesInspectSpec(), Handler: adapter.inspect},
+		connect.Method{Spec: imagesTagSpec(), Handler: adapter.tag},
 		connect.Method{Spec: imagesRemoveSpec(), Handler: adapter.remove},
 		connect.Method{Spec: imagesCollectSpec(), Handler: adapter.collect},
+		connect.Method{Spec: imagesExportSpec(), Handler: adapter.export},
 	)
 }
 
@@ -215,6 +278,21 @@ func (s ImagesUploadServerStream) Receive() (*ImagesUploadRequest, error) {
 	return &req, nil
 }
 
+// ImagesExportServerStream is the server stream for the Images's Export RPC.
+type ImagesExportServerStream struct {
+	stream connect.ServerStream
+}
+
+// SendHeaders flushes the response headers without a message. The first Send does this implicitly.
+func (s ImagesExportServerStream) SendHeaders() error {
+	return s.stream.SendHeaders()
+}
+
+// Send sends a response message to the client.
+func (s ImagesExportServerStream) Send(res *ImagesExportResponse) error {
+	return s.stream.Send(res)
+}
+
 // UnimplementedImagesHandler returns CodeUnimplemented from all methods.
 type UnimplementedImagesHandler struct{}
 
@@ -226,6 +304,10 @@ func (UnimplementedImagesHandler) Upload(context.Context, ImagesUploadServerStre
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Upload is not implemented")
 }
 
+func (UnimplementedImagesHandler) Adopt(context.Context, *ImagesAdoptRequest) (*Image, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Adopt is not implemented")
+}
+
 func (UnimplementedImagesHandler) List(context.Context, *ImagesListRequest) (*ImagesListResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.List is not implemented")
 }
@@ -234,12 +316,20 @@ func (UnimplementedImagesHandler) Inspect(context.Context, *ImagesInspectRequest
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Inspect is not implemented")
 }
 
+func (UnimplementedImagesHandler) Tag(context.Context, *ImagesTagRequest) (*Image, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Tag is not implemented")
+}
+
 func (UnimplementedImagesHandler) Remove(context.Context, *ImagesRemoveRequest) (*ImagesRemoveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Remove is not implemented")
 }
 
 func (UnimplementedImagesHandler) Collect(context.Context, *ImagesCollectRequest) (*ImagesCollectResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Collect is not implemented")
+}
+
+func (UnimplementedImagesHandler) Export(context.Context, *ImagesExportRequest, ImagesExportServerStream) error {
+	return connect.NewError(connect.CodeUnimplemented, "dsec.v1.Images.Export is not implemented")
 }
 
 type imagesClient struct {
@@ -262,6 +352,14 @@ func (c *imagesClient) Upload(ctx context.Context) (ImagesUploadClientStream, er
 	return ImagesUploadClientStream{stream: stream}, nil
 }
 
+func (c *imagesClient) Adopt(ctx context.Context, req *ImagesAdoptRequest) (*Image, error) {
+	var res Image
+	if err := c.client.CallUnary(ctx, imagesAdoptSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
 func (c *imagesClient) List(ctx context.Context, req *ImagesListRequest) (*ImagesListResponse, error) {
 	var res ImagesListResponse
 	if err := c.client.CallUnary(ctx, imagesListSpec(), req, &res); err != nil {
@@ -273,6 +371,14 @@ func (c *imagesClient) List(ctx context.Context, req *ImagesListRequest) (*Image
 func (c *imagesClient) Inspect(ctx context.Context, req *ImagesInspectRequest) (*Image, error) {
 	var res Image
 	if err := c.client.CallUnary(ctx, imagesInspectSpec(), req, &res); err != nil {
+		return nil, err
+	}
+	return &res, nil
+}
+
+func (c *imagesClient) Tag(ctx context.Context, req *ImagesTagRequest) (*Image, error) {
+	var res Image
+	if err := c.client.CallUnary(ctx, imagesTagSpec(), req, &res); err != nil {
 		return nil, err
 	}
 	return &res, nil
@@ -294,6 +400,14 @@ func (c *imagesClient) Collect(ctx context.Context, req *ImagesCollectRequest) (
 	return &res, nil
 }
 
+func (c *imagesClient) Export(ctx context.Context, req *ImagesExportRequest) (ImagesExportClientStream, error) {
+	stream, err := c.client.CallServerStream(ctx, imagesExportSpec(), req)
+	if err != nil {
+		return ImagesExportClientStream{}, err
+	}
+	return ImagesExportClientStream{stream: stream}, nil
+}
+
 type imagesHandler struct{ svc ImagesHandler }
 
 func (h imagesHandler) pull(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
@@ -306,6 +420,18 @@ func (h imagesHandler) pull(ctx context.Context, _ connect.Spec, stream connect.
 
 func (h imagesHandler) upload(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
 	res, err := h.svc.Upload(ctx, ImagesUploadServerStream{stream: stream})
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
+func (h imagesHandler) adopt(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ImagesAdoptRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Adopt(ctx, &req)
 	if err != nil {
 		return err
 	}
@@ -336,6 +462,18 @@ func (h imagesHandler) inspect(ctx context.Context, _ connect.Spec, stream conne
 	return stream.Send(res)
 }
 
+func (h imagesHandler) tag(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ImagesTagRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	res, err := h.svc.Tag(ctx, &req)
+	if err != nil {
+		return err
+	}
+	return stream.Send(res)
+}
+
 func (h imagesHandler) remove(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
 	var req ImagesRemoveRequest
 	if err := stream.Receive(&req); err != nil {
@@ -358,4 +496,12 @@ func (h imagesHandler) collect(ctx context.Context, _ connect.Spec, stream conne
 		return err
 	}
 	return stream.Send(res)
+}
+
+func (h imagesHandler) export(ctx context.Context, _ connect.Spec, stream connect.ServerStream) error {
+	var req ImagesExportRequest
+	if err := stream.Receive(&req); err != nil {
+		return err
+	}
+	return h.svc.Export(ctx, &req, ImagesExportServerStream{stream: stream})
 }

@@ -36,7 +36,11 @@ type Image struct {
 	Source  string                 `protobuf:"bytes,9,opt,name=source,proto3" json:"source,omitempty"`
 	Config  *ImageConfig           `protobuf:"bytes,10,opt,name=config,proto3" json:"config,omitempty"`
 	// Whose it is alone; empty for everybody's.
-	Project       string `protobuf:"bytes,11,opt,name=project,proto3" json:"project,omitempty"`
+	Project string `protobuf:"bytes,11,opt,name=project,proto3" json:"project,omitempty"`
+	// What else stands for this version now.
+	Tags []string `protobuf:"bytes,12,rep,name=tags,proto3" json:"tags,omitempty"`
+	// Where it was asked for and could be found out.
+	Usage         *ImageUsage `protobuf:"bytes,13,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -148,6 +152,154 @@ func (x *Image) GetProject() string {
 	return ""
 }
 
+func (x *Image) GetTags() []string {
+	if x != nil {
+		return x.Tags
+	}
+	return nil
+}
+
+func (x *Image) GetUsage() *ImageUsage {
+	if x != nil {
+		return x.Usage
+	}
+	return nil
+}
+
+// ImageUsage is what an image takes.
+type ImageUsage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Bytes in the store that no other name needs.
+	Unique int64 `protobuf:"varint,1,opt,name=unique,proto3" json:"unique,omitempty"`
+	// Bytes of it on the node that answers.
+	Cached        int64        `protobuf:"varint,2,opt,name=cached,proto3" json:"cached,omitempty"`
+	Parts         []*ImagePart `protobuf:"bytes,3,rep,name=parts,proto3" json:"parts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageUsage) Reset() {
+	*x = ImageUsage{}
+	mi := &file_dsec_v1_images_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageUsage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageUsage) ProtoMessage() {}
+
+func (x *ImageUsage) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageUsage.ProtoReflect.Descriptor instead.
+func (*ImageUsage) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *ImageUsage) GetUnique() int64 {
+	if x != nil {
+		return x.Unique
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetCached() int64 {
+	if x != nil {
+		return x.Cached
+	}
+	return 0
+}
+
+func (x *ImageUsage) GetParts() []*ImagePart {
+	if x != nil {
+		return x.Parts
+	}
+	return nil
+}
+
+// ImagePart is one blob of a layer.
+type ImagePart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// metadata, data, packed, chunks, pieces
+	Kind   string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Size   int64  `protobuf:"varint,3,opt,name=size,proto3" json:"size,omitempty"`
+	// How many names need it.
+	Names         int32 `protobuf:"varint,4,opt,name=names,proto3" json:"names,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagePart) Reset() {
+	*x = ImagePart{}
+	mi := &file_dsec_v1_images_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagePart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagePart) ProtoMessage() {}
+
+func (x *ImagePart) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagePart.ProtoReflect.Descriptor instead.
+func (*ImagePart) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ImagePart) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ImagePart) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImagePart) GetSize() int64 {
+	if x != nil {
+		return x.Size
+	}
+	return 0
+}
+
+func (x *ImagePart) GetNames() int32 {
+	if x != nil {
+		return x.Names
+	}
+	return 0
+}
+
 // ImageConfig is what an image says about running things in it.
 type ImageConfig struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -161,7 +313,7 @@ type ImageConfig struct {
 
 func (x *ImageConfig) Reset() {
 	*x = ImageConfig{}
-	mi := &file_dsec_v1_images_proto_msgTypes[1]
+	mi := &file_dsec_v1_images_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -173,7 +325,7 @@ func (x *ImageConfig) String() string {
 func (*ImageConfig) ProtoMessage() {}
 
 func (x *ImageConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[1]
+	mi := &file_dsec_v1_images_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -186,7 +338,7 @@ func (x *ImageConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageConfig.ProtoReflect.Descriptor instead.
 func (*ImageConfig) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{1}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *ImageConfig) GetEnv() []string {
@@ -230,7 +382,7 @@ type Progress struct {
 
 func (x *Progress) Reset() {
 	*x = Progress{}
-	mi := &file_dsec_v1_images_proto_msgTypes[2]
+	mi := &file_dsec_v1_images_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -242,7 +394,7 @@ func (x *Progress) String() string {
 func (*Progress) ProtoMessage() {}
 
 func (x *Progress) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[2]
+	mi := &file_dsec_v1_images_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -255,7 +407,7 @@ func (x *Progress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Progress.ProtoReflect.Descriptor instead.
 func (*Progress) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{2}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Progress) GetStage() string {
@@ -297,7 +449,7 @@ type ImagesPullRequest struct {
 
 func (x *ImagesPullRequest) Reset() {
 	*x = ImagesPullRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[3]
+	mi := &file_dsec_v1_images_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -309,7 +461,7 @@ func (x *ImagesPullRequest) String() string {
 func (*ImagesPullRequest) ProtoMessage() {}
 
 func (x *ImagesPullRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[3]
+	mi := &file_dsec_v1_images_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -322,7 +474,7 @@ func (x *ImagesPullRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesPullRequest.ProtoReflect.Descriptor instead.
 func (*ImagesPullRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{3}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *ImagesPullRequest) GetRef() string {
@@ -357,7 +509,7 @@ type ImagesUploadRequest struct {
 
 func (x *ImagesUploadRequest) Reset() {
 	*x = ImagesUploadRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[4]
+	mi := &file_dsec_v1_images_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -369,7 +521,7 @@ func (x *ImagesUploadRequest) String() string {
 func (*ImagesUploadRequest) ProtoMessage() {}
 
 func (x *ImagesUploadRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[4]
+	mi := &file_dsec_v1_images_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -382,7 +534,7 @@ func (x *ImagesUploadRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesUploadRequest.ProtoReflect.Descriptor instead.
 func (*ImagesUploadRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{4}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *ImagesUploadRequest) GetName() string {
@@ -406,15 +558,85 @@ func (x *ImagesUploadRequest) GetData() []byte {
 	return nil
 }
 
-type ImagesListRequest struct {
+type ImagesAdoptRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
+	Digest        string                 `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	Name          string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Role          string                 `protobuf:"bytes,3,opt,name=role,proto3" json:"role,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagesAdoptRequest) Reset() {
+	*x = ImagesAdoptRequest{}
+	mi := &file_dsec_v1_images_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagesAdoptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagesAdoptRequest) ProtoMessage() {}
+
+func (x *ImagesAdoptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagesAdoptRequest.ProtoReflect.Descriptor instead.
+func (*ImagesAdoptRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *ImagesAdoptRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImagesAdoptRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImagesAdoptRequest) GetRole() string {
+	if x != nil {
+		return x.Role
+	}
+	return ""
+}
+
+type ImagesListRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of the name.
+	Prefix string `protobuf:"bytes,1,opt,name=prefix,proto3" json:"prefix,omitempty"`
+	// Of the layer.
+	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	// At most this many; default and most 1000.
+	Limit int32 `protobuf:"varint,3,opt,name=limit,proto3" json:"limit,omitempty"`
+	// next of the page before.
+	After string `protobuf:"bytes,4,opt,name=after,proto3" json:"after,omitempty"`
+	// Find out what each takes.
+	Usage         bool `protobuf:"varint,5,opt,name=usage,proto3" json:"usage,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImagesListRequest) Reset() {
 	*x = ImagesListRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[5]
+	mi := &file_dsec_v1_images_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -426,7 +648,7 @@ func (x *ImagesListRequest) String() string {
 func (*ImagesListRequest) ProtoMessage() {}
 
 func (x *ImagesListRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[5]
+	mi := &file_dsec_v1_images_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -439,19 +661,56 @@ func (x *ImagesListRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesListRequest.ProtoReflect.Descriptor instead.
 func (*ImagesListRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{5}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ImagesListRequest) GetPrefix() string {
+	if x != nil {
+		return x.Prefix
+	}
+	return ""
+}
+
+func (x *ImagesListRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *ImagesListRequest) GetLimit() int32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *ImagesListRequest) GetAfter() string {
+	if x != nil {
+		return x.After
+	}
+	return ""
+}
+
+func (x *ImagesListRequest) GetUsage() bool {
+	if x != nil {
+		return x.Usage
+	}
+	return false
 }
 
 type ImagesListResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Images        []*Image               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Images []*Image               `protobuf:"bytes,1,rep,name=images,proto3" json:"images,omitempty"`
+	// Empty at the end.
+	Next          string `protobuf:"bytes,2,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImagesListResponse) Reset() {
 	*x = ImagesListResponse{}
-	mi := &file_dsec_v1_images_proto_msgTypes[6]
+	mi := &file_dsec_v1_images_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +722,7 @@ func (x *ImagesListResponse) String() string {
 func (*ImagesListResponse) ProtoMessage() {}
 
 func (x *ImagesListResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[6]
+	mi := &file_dsec_v1_images_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,12 +735,175 @@ func (x *ImagesListResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesListResponse.ProtoReflect.Descriptor instead.
 func (*ImagesListResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{6}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ImagesListResponse) GetImages() []*Image {
 	if x != nil {
 		return x.Images
+	}
+	return nil
+}
+
+func (x *ImagesListResponse) GetNext() string {
+	if x != nil {
+		return x.Next
+	}
+	return ""
+}
+
+type ImagesTagRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Tag           string                 `protobuf:"bytes,2,opt,name=tag,proto3" json:"tag,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagesTagRequest) Reset() {
+	*x = ImagesTagRequest{}
+	mi := &file_dsec_v1_images_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagesTagRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagesTagRequest) ProtoMessage() {}
+
+func (x *ImagesTagRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagesTagRequest.ProtoReflect.Descriptor instead.
+func (*ImagesTagRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ImagesTagRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ImagesTagRequest) GetTag() string {
+	if x != nil {
+		return x.Tag
+	}
+	return ""
+}
+
+type ImagesExportRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Base          string                 `protobuf:"bytes,1,opt,name=base,proto3" json:"base,omitempty"`
+	Workspace     string                 `protobuf:"bytes,2,opt,name=workspace,proto3" json:"workspace,omitempty"`
+	Toolkits      []string               `protobuf:"bytes,3,rep,name=toolkits,proto3" json:"toolkits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagesExportRequest) Reset() {
+	*x = ImagesExportRequest{}
+	mi := &file_dsec_v1_images_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagesExportRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagesExportRequest) ProtoMessage() {}
+
+func (x *ImagesExportRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagesExportRequest.ProtoReflect.Descriptor instead.
+func (*ImagesExportRequest) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ImagesExportRequest) GetBase() string {
+	if x != nil {
+		return x.Base
+	}
+	return ""
+}
+
+func (x *ImagesExportRequest) GetWorkspace() string {
+	if x != nil {
+		return x.Workspace
+	}
+	return ""
+}
+
+func (x *ImagesExportRequest) GetToolkits() []string {
+	if x != nil {
+		return x.Toolkits
+	}
+	return nil
+}
+
+type ImagesExportResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagesExportResponse) Reset() {
+	*x = ImagesExportResponse{}
+	mi := &file_dsec_v1_images_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagesExportResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagesExportResponse) ProtoMessage() {}
+
+func (x *ImagesExportResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_dsec_v1_images_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagesExportResponse.ProtoReflect.Descriptor instead.
+func (*ImagesExportResponse) Descriptor() ([]byte, []int) {
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *ImagesExportResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
 	}
 	return nil
 }
@@ -495,7 +917,7 @@ type ImagesInspectRequest struct {
 
 func (x *ImagesInspectRequest) Reset() {
 	*x = ImagesInspectRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[7]
+	mi := &file_dsec_v1_images_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -507,7 +929,7 @@ func (x *ImagesInspectRequest) String() string {
 func (*ImagesInspectRequest) ProtoMessage() {}
 
 func (x *ImagesInspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[7]
+	mi := &file_dsec_v1_images_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -520,7 +942,7 @@ func (x *ImagesInspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesInspectRequest.ProtoReflect.Descriptor instead.
 func (*ImagesInspectRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{7}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *ImagesInspectRequest) GetName() string {
@@ -539,7 +961,7 @@ type ImagesRemoveRequest struct {
 
 func (x *ImagesRemoveRequest) Reset() {
 	*x = ImagesRemoveRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[8]
+	mi := &file_dsec_v1_images_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -551,7 +973,7 @@ func (x *ImagesRemoveRequest) String() string {
 func (*ImagesRemoveRequest) ProtoMessage() {}
 
 func (x *ImagesRemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[8]
+	mi := &file_dsec_v1_images_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -564,7 +986,7 @@ func (x *ImagesRemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRemoveRequest.ProtoReflect.Descriptor instead.
 func (*ImagesRemoveRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{8}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ImagesRemoveRequest) GetName() string {
@@ -582,7 +1004,7 @@ type ImagesRemoveResponse struct {
 
 func (x *ImagesRemoveResponse) Reset() {
 	*x = ImagesRemoveResponse{}
-	mi := &file_dsec_v1_images_proto_msgTypes[9]
+	mi := &file_dsec_v1_images_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -594,7 +1016,7 @@ func (x *ImagesRemoveResponse) String() string {
 func (*ImagesRemoveResponse) ProtoMessage() {}
 
 func (x *ImagesRemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[9]
+	mi := &file_dsec_v1_images_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -607,18 +1029,20 @@ func (x *ImagesRemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesRemoveResponse.ProtoReflect.Descriptor instead.
 func (*ImagesRemoveResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{9}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{15}
 }
 
 type ImagesCollectRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The store is used by nobody but this cluster.
+	Alone         bool `protobuf:"varint,1,opt,name=alone,proto3" json:"alone,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ImagesCollectRequest) Reset() {
 	*x = ImagesCollectRequest{}
-	mi := &file_dsec_v1_images_proto_msgTypes[10]
+	mi := &file_dsec_v1_images_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -630,7 +1054,7 @@ func (x *ImagesCollectRequest) String() string {
 func (*ImagesCollectRequest) ProtoMessage() {}
 
 func (x *ImagesCollectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[10]
+	mi := &file_dsec_v1_images_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -643,7 +1067,14 @@ func (x *ImagesCollectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesCollectRequest.ProtoReflect.Descriptor instead.
 func (*ImagesCollectRequest) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{10}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ImagesCollectRequest) GetAlone() bool {
+	if x != nil {
+		return x.Alone
+	}
+	return false
 }
 
 type ImagesCollectResponse struct {
@@ -656,7 +1087,7 @@ type ImagesCollectResponse struct {
 
 func (x *ImagesCollectResponse) Reset() {
 	*x = ImagesCollectResponse{}
-	mi := &file_dsec_v1_images_proto_msgTypes[11]
+	mi := &file_dsec_v1_images_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -668,7 +1099,7 @@ func (x *ImagesCollectResponse) String() string {
 func (*ImagesCollectResponse) ProtoMessage() {}
 
 func (x *ImagesCollectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_dsec_v1_images_proto_msgTypes[11]
+	mi := &file_dsec_v1_images_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -681,7 +1112,7 @@ func (x *ImagesCollectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagesCollectResponse.ProtoReflect.Descriptor instead.
 func (*ImagesCollectResponse) Descriptor() ([]byte, []int) {
-	return file_dsec_v1_images_proto_rawDescGZIP(), []int{11}
+	return file_dsec_v1_images_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *ImagesCollectResponse) GetBlobs() int64 {
@@ -702,7 +1133,7 @@ var File_dsec_v1_images_proto protoreflect.FileDescriptor
 
 const file_dsec_v1_images_proto_rawDesc = "" +
 	"\n" +
-	"\x14dsec/v1/images.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbd\x02\n" +
+	"\x14dsec/v1/images.proto\x12\adsec.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xfc\x02\n" +
 	"\x05Image\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x12\n" +
@@ -715,7 +1146,19 @@ const file_dsec_v1_images_proto_rawDesc = "" +
 	"\x06source\x18\t \x01(\tR\x06source\x12,\n" +
 	"\x06config\x18\n" +
 	" \x01(\v2\x14.dsec.v1.ImageConfigR\x06config\x12\x18\n" +
-	"\aproject\x18\v \x01(\tR\aproject\"[\n" +
+	"\aproject\x18\v \x01(\tR\aproject\x12\x12\n" +
+	"\x04tags\x18\f \x03(\tR\x04tags\x12)\n" +
+	"\x05usage\x18\r \x01(\v2\x13.dsec.v1.ImageUsageR\x05usage\"f\n" +
+	"\n" +
+	"ImageUsage\x12\x16\n" +
+	"\x06unique\x18\x01 \x01(\x03R\x06unique\x12\x16\n" +
+	"\x06cached\x18\x02 \x01(\x03R\x06cached\x12(\n" +
+	"\x05parts\x18\x03 \x03(\v2\x12.dsec.v1.ImagePartR\x05parts\"a\n" +
+	"\tImagePart\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04size\x18\x03 \x01(\x03R\x04size\x12\x14\n" +
+	"\x05names\x18\x04 \x01(\x05R\x05names\"[\n" +
 	"\vImageConfig\x12\x10\n" +
 	"\x03env\x18\x01 \x03(\tR\x03env\x12\x10\n" +
 	"\x03cwd\x18\x02 \x01(\tR\x03cwd\x12\x12\n" +
@@ -733,26 +1176,49 @@ const file_dsec_v1_images_proto_rawDesc = "" +
 	"\x13ImagesUploadRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04role\x18\x02 \x01(\tR\x04role\x12\x12\n" +
-	"\x04data\x18\x03 \x01(\fR\x04data\"\x13\n" +
-	"\x11ImagesListRequest\"<\n" +
+	"\x04data\x18\x03 \x01(\fR\x04data\"T\n" +
+	"\x12ImagesAdoptRequest\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
+	"\x04role\x18\x03 \x01(\tR\x04role\"\x85\x01\n" +
+	"\x11ImagesListRequest\x12\x16\n" +
+	"\x06prefix\x18\x01 \x01(\tR\x06prefix\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05limit\x18\x03 \x01(\x05R\x05limit\x12\x14\n" +
+	"\x05after\x18\x04 \x01(\tR\x05after\x12\x14\n" +
+	"\x05usage\x18\x05 \x01(\bR\x05usage\"P\n" +
 	"\x12ImagesListResponse\x12&\n" +
-	"\x06images\x18\x01 \x03(\v2\x0e.dsec.v1.ImageR\x06images\"*\n" +
+	"\x06images\x18\x01 \x03(\v2\x0e.dsec.v1.ImageR\x06images\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\tR\x04next\"8\n" +
+	"\x10ImagesTagRequest\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
+	"\x03tag\x18\x02 \x01(\tR\x03tag\"c\n" +
+	"\x13ImagesExportRequest\x12\x12\n" +
+	"\x04base\x18\x01 \x01(\tR\x04base\x12\x1c\n" +
+	"\tworkspace\x18\x02 \x01(\tR\tworkspace\x12\x1a\n" +
+	"\btoolkits\x18\x03 \x03(\tR\btoolkits\"*\n" +
+	"\x14ImagesExportResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"*\n" +
 	"\x14ImagesInspectRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\")\n" +
 	"\x13ImagesRemoveRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\"\x16\n" +
-	"\x14ImagesRemoveResponse\"\x16\n" +
-	"\x14ImagesCollectRequest\"C\n" +
+	"\x14ImagesRemoveResponse\",\n" +
+	"\x14ImagesCollectRequest\x12\x14\n" +
+	"\x05alone\x18\x01 \x01(\bR\x05alone\"C\n" +
 	"\x15ImagesCollectResponse\x12\x14\n" +
 	"\x05blobs\x18\x01 \x01(\x03R\x05blobs\x12\x14\n" +
-	"\x05bytes\x18\x02 \x01(\x03R\x05bytes2\x99\x03\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes2\xd3\x04\n" +
 	"\x06Images\x129\n" +
 	"\x04Pull\x12\x1a.dsec.v1.ImagesPullRequest\x1a\x11.dsec.v1.Progress\"\x000\x01\x12:\n" +
-	"\x06Upload\x12\x1c.dsec.v1.ImagesUploadRequest\x1a\x0e.dsec.v1.Image\"\x00(\x01\x12D\n" +
+	"\x06Upload\x12\x1c.dsec.v1.ImagesUploadRequest\x1a\x0e.dsec.v1.Image\"\x00(\x01\x126\n" +
+	"\x05Adopt\x12\x1b.dsec.v1.ImagesAdoptRequest\x1a\x0e.dsec.v1.Image\"\x00\x12D\n" +
 	"\x04List\x12\x1a.dsec.v1.ImagesListRequest\x1a\x1b.dsec.v1.ImagesListResponse\"\x03\x90\x02\x01\x12=\n" +
-	"\aInspect\x12\x1d.dsec.v1.ImagesInspectRequest\x1a\x0e.dsec.v1.Image\"\x03\x90\x02\x01\x12G\n" +
+	"\aInspect\x12\x1d.dsec.v1.ImagesInspectRequest\x1a\x0e.dsec.v1.Image\"\x03\x90\x02\x01\x122\n" +
+	"\x03Tag\x12\x19.dsec.v1.ImagesTagRequest\x1a\x0e.dsec.v1.Image\"\x00\x12G\n" +
 	"\x06Remove\x12\x1c.dsec.v1.ImagesRemoveRequest\x1a\x1d.dsec.v1.ImagesRemoveResponse\"\x00\x12J\n" +
-	"\aCollect\x12\x1d.dsec.v1.ImagesCollectRequest\x1a\x1e.dsec.v1.ImagesCollectResponse\"\x00B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
+	"\aCollect\x12\x1d.dsec.v1.ImagesCollectRequest\x1a\x1e.dsec.v1.ImagesCollectResponse\"\x00\x12L\n" +
+	"\x06Export\x12\x1c.dsec.v1.ImagesExportRequest\x1a\x1d.dsec.v1.ImagesExportResponse\"\x03\x90\x02\x010\x01B+Z)github.com/dsec-go/dsec/rpc/dsecv1;dsecv1b\x06proto3"
 
 var (
 	file_dsec_v1_images_proto_rawDescOnce sync.Once
@@ -766,44 +1232,58 @@ func file_dsec_v1_images_proto_rawDescGZIP() []byte {
 	return file_dsec_v1_images_proto_rawDescData
 }
 
-var file_dsec_v1_images_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_dsec_v1_images_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_dsec_v1_images_proto_goTypes = []any{
 	(*Image)(nil),                 // 0: dsec.v1.Image
-	(*ImageConfig)(nil),           // 1: dsec.v1.ImageConfig
-	(*Progress)(nil),              // 2: dsec.v1.Progress
-	(*ImagesPullRequest)(nil),     // 3: dsec.v1.ImagesPullRequest
-	(*ImagesUploadRequest)(nil),   // 4: dsec.v1.ImagesUploadRequest
-	(*ImagesListRequest)(nil),     // 5: dsec.v1.ImagesListRequest
-	(*ImagesListResponse)(nil),    // 6: dsec.v1.ImagesListResponse
-	(*ImagesInspectRequest)(nil),  // 7: dsec.v1.ImagesInspectRequest
-	(*ImagesRemoveRequest)(nil),   // 8: dsec.v1.ImagesRemoveRequest
-	(*ImagesRemoveResponse)(nil),  // 9: dsec.v1.ImagesRemoveResponse
-	(*ImagesCollectRequest)(nil),  // 10: dsec.v1.ImagesCollectRequest
-	(*ImagesCollectResponse)(nil), // 11: dsec.v1.ImagesCollectResponse
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*ImageUsage)(nil),            // 1: dsec.v1.ImageUsage
+	(*ImagePart)(nil),             // 2: dsec.v1.ImagePart
+	(*ImageConfig)(nil),           // 3: dsec.v1.ImageConfig
+	(*Progress)(nil),              // 4: dsec.v1.Progress
+	(*ImagesPullRequest)(nil),     // 5: dsec.v1.ImagesPullRequest
+	(*ImagesUploadRequest)(nil),   // 6: dsec.v1.ImagesUploadRequest
+	(*ImagesAdoptRequest)(nil),    // 7: dsec.v1.ImagesAdoptRequest
+	(*ImagesListRequest)(nil),     // 8: dsec.v1.ImagesListRequest
+	(*ImagesListResponse)(nil),    // 9: dsec.v1.ImagesListResponse
+	(*ImagesTagRequest)(nil),      // 10: dsec.v1.ImagesTagRequest
+	(*ImagesExportRequest)(nil),   // 11: dsec.v1.ImagesExportRequest
+	(*ImagesExportResponse)(nil),  // 12: dsec.v1.ImagesExportResponse
+	(*ImagesInspectRequest)(nil),  // 13: dsec.v1.ImagesInspectRequest
+	(*ImagesRemoveRequest)(nil),   // 14: dsec.v1.ImagesRemoveRequest
+	(*ImagesRemoveResponse)(nil),  // 15: dsec.v1.ImagesRemoveResponse
+	(*ImagesCollectRequest)(nil),  // 16: dsec.v1.ImagesCollectRequest
+	(*ImagesCollectResponse)(nil), // 17: dsec.v1.ImagesCollectResponse
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
 }
 var file_dsec_v1_images_proto_depIdxs = []int32{
-	12, // 0: dsec.v1.Image.created:type_name -> google.protobuf.Timestamp
-	1,  // 1: dsec.v1.Image.config:type_name -> dsec.v1.ImageConfig
-	0,  // 2: dsec.v1.Progress.image:type_name -> dsec.v1.Image
-	0,  // 3: dsec.v1.ImagesListResponse.images:type_name -> dsec.v1.Image
-	3,  // 4: dsec.v1.Images.Pull:input_type -> dsec.v1.ImagesPullRequest
-	4,  // 5: dsec.v1.Images.Upload:input_type -> dsec.v1.ImagesUploadRequest
-	5,  // 6: dsec.v1.Images.List:input_type -> dsec.v1.ImagesListRequest
-	7,  // 7: dsec.v1.Images.Inspect:input_type -> dsec.v1.ImagesInspectRequest
-	8,  // 8: dsec.v1.Images.Remove:input_type -> dsec.v1.ImagesRemoveRequest
-	10, // 9: dsec.v1.Images.Collect:input_type -> dsec.v1.ImagesCollectRequest
-	2,  // 10: dsec.v1.Images.Pull:output_type -> dsec.v1.Progress
-	0,  // 11: dsec.v1.Images.Upload:output_type -> dsec.v1.Image
-	6,  // 12: dsec.v1.Images.List:output_type -> dsec.v1.ImagesListResponse
-	0,  // 13: dsec.v1.Images.Inspect:output_type -> dsec.v1.Image
-	9,  // 14: dsec.v1.Images.Remove:output_type -> dsec.v1.ImagesRemoveResponse
-	11, // 15: dsec.v1.Images.Collect:output_type -> dsec.v1.ImagesCollectResponse
-	10, // [10:16] is the sub-list for method output_type
-	4,  // [4:10] is the sub-list for method input_type
-	4,  // [4:4] is the sub-list for extension type_name
-	4,  // [4:4] is the sub-list for extension extendee
-	0,  // [0:4] is the sub-list for field type_name
+	18, // 0: dsec.v1.Image.created:type_name -> google.protobuf.Timestamp
+	3,  // 1: dsec.v1.Image.config:type_name -> dsec.v1.ImageConfig
+	1,  // 2: dsec.v1.Image.usage:type_name -> dsec.v1.ImageUsage
+	2,  // 3: dsec.v1.ImageUsage.parts:type_name -> dsec.v1.ImagePart
+	0,  // 4: dsec.v1.Progress.image:type_name -> dsec.v1.Image
+	0,  // 5: dsec.v1.ImagesListResponse.images:type_name -> dsec.v1.Image
+	5,  // 6: dsec.v1.Images.Pull:input_type -> dsec.v1.ImagesPullRequest
+	6,  // 7: dsec.v1.Images.Upload:input_type -> dsec.v1.ImagesUploadRequest
+	7,  // 8: dsec.v1.Images.Adopt:input_type -> dsec.v1.ImagesAdoptRequest
+	8,  // 9: dsec.v1.Images.List:input_type -> dsec.v1.ImagesListRequest
+	13, // 10: dsec.v1.Images.Inspect:input_type -> dsec.v1.ImagesInspectRequest
+	10, // 11: dsec.v1.Images.Tag:input_type -> dsec.v1.ImagesTagRequest
+	14, // 12: dsec.v1.Images.Remove:input_type -> dsec.v1.ImagesRemoveRequest
+	16, // 13: dsec.v1.Images.Collect:input_type -> dsec.v1.ImagesCollectRequest
+	11, // 14: dsec.v1.Images.Export:input_type -> dsec.v1.ImagesExportRequest
+	4,  // 15: dsec.v1.Images.Pull:output_type -> dsec.v1.Progress
+	0,  // 16: dsec.v1.Images.Upload:output_type -> dsec.v1.Image
+	0,  // 17: dsec.v1.Images.Adopt:output_type -> dsec.v1.Image
+	9,  // 18: dsec.v1.Images.List:output_type -> dsec.v1.ImagesListResponse
+	0,  // 19: dsec.v1.Images.Inspect:output_type -> dsec.v1.Image
+	0,  // 20: dsec.v1.Images.Tag:output_type -> dsec.v1.Image
+	15, // 21: dsec.v1.Images.Remove:output_type -> dsec.v1.ImagesRemoveResponse
+	17, // 22: dsec.v1.Images.Collect:output_type -> dsec.v1.ImagesCollectResponse
+	12, // 23: dsec.v1.Images.Export:output_type -> dsec.v1.ImagesExportResponse
+	15, // [15:24] is the sub-list for method output_type
+	6,  // [6:15] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_images_proto_init() }
@@ -817,7 +1297,7 @@ func file_dsec_v1_images_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_dsec_v1_images_proto_rawDesc), len(file_dsec_v1_images_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -167,13 +167,15 @@ type Spec struct {
 	CwdBytes []byte            `protobuf:"bytes,8,opt,name=cwd_bytes,json=cwdBytes,proto3" json:"cwd_bytes,omitempty"`
 	Env      map[string]string `protobuf:"bytes,9,rep,name=env,proto3" json:"env,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Further variables, each NAME=value, that are not UTF-8.
-	EnvBytes      [][]byte          `protobuf:"bytes,10,rep,name=env_bytes,json=envBytes,proto3" json:"env_bytes,omitempty"`
-	Hostname      string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
-	Labels        map[string]string `protobuf:"bytes,12,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	Job           string            `protobuf:"bytes,13,opt,name=job,proto3" json:"job,omitempty"`
-	Project       string            `protobuf:"bytes,14,opt,name=project,proto3" json:"project,omitempty"`
-	Network       string            `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"`
-	Api           *Delegation       `protobuf:"bytes,16,opt,name=api,proto3" json:"api,omitempty"`
+	EnvBytes [][]byte          `protobuf:"bytes,10,rep,name=env_bytes,json=envBytes,proto3" json:"env_bytes,omitempty"`
+	Hostname string            `protobuf:"bytes,11,opt,name=hostname,proto3" json:"hostname,omitempty"`
+	Labels   map[string]string `protobuf:"bytes,12,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Job      string            `protobuf:"bytes,13,opt,name=job,proto3" json:"job,omitempty"`
+	Project  string            `protobuf:"bytes,14,opt,name=project,proto3" json:"project,omitempty"`
+	Network  string            `protobuf:"bytes,15,opt,name=network,proto3" json:"network,omitempty"`
+	Api      *Delegation       `protobuf:"bytes,16,opt,name=api,proto3" json:"api,omitempty"`
+	// ID of a snapshot that it begins with; of a fork's child, its parent.
+	From          string `protobuf:"bytes,17,opt,name=from,proto3" json:"from,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -318,6 +320,13 @@ func (x *Spec) GetApi() *Delegation {
 		return x.Api
 	}
 	return nil
+}
+
+func (x *Spec) GetFrom() string {
+	if x != nil {
+		return x.From
+	}
+	return ""
 }
 
 // Delegation lets what runs in a sandbox drive other sandboxes.
@@ -1169,7 +1178,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x03cpu\x18\x01 \x01(\x01R\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12\x12\n" +
 	"\x04disk\x18\x03 \x01(\x03R\x04disk\x12\x12\n" +
-	"\x04pids\x18\x04 \x01(\x05R\x04pids\"\x99\x05\n" +
+	"\x04pids\x18\x04 \x01(\x05R\x04pids\"\xad\x05\n" +
 	"\x04Spec\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x126\n" +
 	"\venvironment\x18\x02 \x01(\v2\x14.dsec.v1.EnvironmentR\venvironment\x120\n" +
@@ -1187,7 +1196,8 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x03job\x18\r \x01(\tR\x03job\x12\x18\n" +
 	"\aproject\x18\x0e \x01(\tR\aproject\x12\x18\n" +
 	"\anetwork\x18\x0f \x01(\tR\anetwork\x12%\n" +
-	"\x03api\x18\x10 \x01(\v2\x13.dsec.v1.DelegationR\x03api\x1a6\n" +
+	"\x03api\x18\x10 \x01(\v2\x13.dsec.v1.DelegationR\x03api\x12\x12\n" +
+	"\x04from\x18\x11 \x01(\tR\x04from\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +

@@ -18,6 +18,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -353,13 +354,49 @@ func (s images) Upload(ctx context.Context, opt dsec.ImportOptions, r io.Reader)
 	return s.f.addImage(opt.Name, opt.Role, "upload", n)
 }
 
-func (s images) List(ctx context.Context) ([]dsec.Image, error) {
-	if err := s.f.enter(ctx, "Images.List"); err != nil {
-		return nil, err
+func (s images) Adopt(ctx context.Context, digest string, opt dsec.ImportOptions) (dsec.Image, error) {
+	if err := s.f.enter(ctx, "Images.Adopt"); err != nil {
+		return dsec.Image{}, err
 	}
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
-	return slices.Clone(s.f.images), nil
+	return s.f.addImage(opt.Name, opt.Role, "layer "+digest, 5)
+}
+
+// List gives pages that continue after a number.
+func (s images) List(ctx context.Context, q dsec.ImageQuery) (dsec.ImagePage, error) {
+	if err := s.f.enter(ctx, "Images.List"); err != nil {
+		return dsec.ImagePage{}, err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	var page dsec.ImagePage
+	from, _ := strconv.Atoi(q.After)
+	for n, i := range s.f.images[from:] {
+		if q.Limit > 0 && len(page.Images) == q.Limit {
+			page.Next = strconv.Itoa(from + n)
+			break
+		}
+		if q.Usage {
+			i.Usage = &dsec.ImageUsage{Unique: 3, Cached: 5, Parts: []dsec.ImagePart{{Kind: "data", Digest: "d", Size: 4, Names: 2}}}
+		}
+		page.Images = append(page.Images, i)
+	}
+	return page, nil
+}
+
+func (s images) Tag(ctx context.Context, name, tag string) (dsec.Image, error) {
+	if err := s.f.enter(ctx, "Images.Tag"); err != nil {
+		return dsec.Image{}, err
+	}
+	img, err := s.Inspect(ctx, name)
+	img.Tags = []string{tag}
+	return img, err
+}
+
+// Export gives the names of the environment as text.
+func (s images) Export(ctx context.Context, e dsec.Environment) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader(strings.Join(e.Parts(), " "))), s.f.enter(ctx, "Images.Export")
 }
 
 func (s images) Inspect(ctx context.Context, name string) (dsec.Image, error) {
@@ -386,7 +423,10 @@ func (s images) Remove(ctx context.Context, name string) error {
 	return nil
 }
 
-func (s images) Collect(ctx context.Context) (dsec.Collected, error) {
+func (s images) Collect(ctx context.Context, opt dsec.CollectOptions) (dsec.Collected, error) {
+	if !opt.Alone {
+		return dsec.Collected{}, dsec.Errorf(dsec.Conflict, "there may be others")
+	}
 	return dsec.Collected{Blobs: 2, Bytes: 5 << 32}, s.f.enter(ctx, "Images.Collect")
 }
 
@@ -451,6 +491,20 @@ func (s projects) List(ctx context.Context) ([]dsec.Project, error) {
 	s.f.mu.Lock()
 	defer s.f.mu.Unlock()
 	return slices.Clone(s.f.projects), nil
+}
+
+func (s projects) SetQuota(ctx context.Context, name dsec.ProjectID, q dsec.Quota) error {
+	if err := s.f.enter(ctx, "Projects.SetQuota"); err != nil {
+		return err
+	}
+	s.f.mu.Lock()
+	defer s.f.mu.Unlock()
+	i := slices.IndexFunc(s.f.projects, func(p dsec.Project) bool { return p.Name == name })
+	if i < 0 {
+		return dsec.Errorf(dsec.NotFound, "no project %q", string(name))
+	}
+	s.f.projects[i].Quota = q
+	return nil
 }
 
 func (s projects) Remove(ctx context.Context, name dsec.ProjectID) error {

@@ -282,19 +282,20 @@ func (s ports) Dial(ctx context.Context, on dsec.Call, port int) (dsec.PortConn,
 		return nil, err
 	}
 	defer l.Close()
-	go func() {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		defer c.Close()
-		if _, err := io.Copy(c, c); err == nil {
-			_, _ = c.Write([]byte("bye"))
-		}
-	}()
 	c, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		return nil, err
 	}
+	served, err := l.Accept() // before l closes, which would reset what waits
+	if err != nil {
+		c.Close()
+		return nil, err
+	}
+	go func() {
+		defer served.Close()
+		if _, err := io.Copy(served, served); err == nil {
+			_, _ = served.Write([]byte("bye"))
+		}
+	}()
 	return c.(*net.TCPConn), nil
 }

@@ -1,4 +1,4 @@
-"""An agent's task from beginning to end: the same with every kind of sandbox.
+"""An agent's task from beginning to end: the same with every kind that keeps state.
 
     python3 examples/agent.py --image debian --kind container
 
@@ -31,7 +31,7 @@ def policy(seen: str) -> str:
 async def main() -> int:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("--image", required=True, help="base image with a shell")
-    p.add_argument("--kind", default="container", help="container, microvm, fullvm or fncall (default container)")
+    p.add_argument("--kind", default="container", help="container, microvm or fullvm (default container)")
     p.add_argument("--run", default=f"run-{os.getpid()}", help="name of this run; repeat it to take it up again")
     args = p.parse_args()
 

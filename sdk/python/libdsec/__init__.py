@@ -14,27 +14,46 @@ A call is repeated when there was no answer, where that cannot do a thing twice:
 it has a key or a step, which this package gives by itself.
 """
 
+from typing import TYPE_CHECKING, Any, List
+
 from .client import DSecClient, connect
 from .errors import (
-    Canceled, CommandFailed, Conflict, Denied, Diverged, DSecError, Exhausted, Exists, Internal, Invalid, Lost, NotFound,
+    Canceled, CommandFailed, Conflict, Denied, Diverged, DSecError, Exhausted, Exists, Internal, Invalid, Lost, Misused, NotFound,
     Timeout, Unauthenticated, Unavailable, Unsupported,
 )
 from .files import Files
-from .fn import Functions
+from .fn import Batch, Case, FunctionItem, FunctionResult, Functions, Limits
 from .images import Images
 from .jobs import Item, Job, JobEvent, JobInfo, JobResult, Jobs
 from .ports import Forward, Ports
 from .process import Output, Process
 from .published import DSecContainer, DSecContainerRunArgs
-from .records import Chunk, Delegation, Event, FileInfo, Image, Progress, Result, SandboxInfo, Spec, Status, Step, Usage
+from .records import Chunk, Delegation, Event, FileInfo, Image, ImagePart, ImageUsage, Progress, Result, SandboxInfo, Snapshot, Spec, Status, Step, Usage
 from .sandbox import Sandbox, Session
+from .snapshots import Screen, Snapshots
+
+if TYPE_CHECKING:
+    from . import sync as sync
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "Canceled", "Chunk", "CommandFailed", "Conflict", "DSecClient", "DSecContainer", "DSecContainerRunArgs", "DSecError", "Delegation", "Denied",
-    "Diverged", "Event", "Exhausted", "Exists", "FileInfo", "Files", "Forward", "Functions", "Image", "Images", "Internal", "Invalid",
-    "Item", "Job", "JobEvent", "JobInfo", "JobResult", "Jobs", "Lost",
-    "NotFound", "Output", "Ports", "Process", "Progress", "Result", "Sandbox", "SandboxInfo", "Session", "Spec", "Status", "Step",
+    "Batch", "Canceled", "Case", "Chunk", "CommandFailed", "Conflict", "DSecClient", "DSecContainer", "DSecContainerRunArgs", "DSecError", "Delegation", "Denied",
+    "Diverged", "Event", "Exhausted", "Exists", "FileInfo", "Files", "Forward", "FunctionItem", "FunctionResult", "Functions", "Image", "Images", "Internal", "Invalid",
+    "Item", "Job", "JobEvent", "JobInfo", "JobResult", "Jobs", "Limits", "Lost", "Misused",
+    "NotFound", "Output", "Ports", "Process", "Progress", "Result", "Sandbox", "SandboxInfo", "Screen", "Session", "Snapshot", "Snapshots", "Spec", "Status", "Step",
     "Timeout", "Unauthenticated", "Unavailable", "Unsupported", "Usage", "connect",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``libdsec.sync``, which costs those nothing who never say it."""
+    if name == "sync":
+        from importlib import import_module
+
+        return import_module(".sync", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> List[str]:
+    return sorted({*globals(), "sync"})

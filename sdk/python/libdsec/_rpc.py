@@ -15,10 +15,11 @@ import os
 import random
 import ssl as ssl_module
 import time
-from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Dict, FrozenSet, Iterable, Optional, Set, Tuple, Union
+from numbers import Integral, Real
+from typing import Any, AsyncIterator, Awaitable, Callable, Coroutine, Dict, FrozenSet, Iterable, List, Optional, Set, Tuple, Union
 
 from . import _http
-from .errors import DSecError, Invalid, NotFound, Timeout, Unavailable, from_wire
+from .errors import DSecError, Invalid, Misused, NotFound, Timeout, Unavailable, from_wire
 
 VERSION = "0.1.0"
 CHUNK = 256 << 10  # largest data of one message
@@ -98,6 +99,8 @@ class Steps:
             if not colon or not session or not (number.isascii() and number.isdigit()):
                 raise Invalid(f"step {step!r} is not SESSION:NUMBER")
             return step_text(session, int(number))
+        if not isinstance(step, (tuple, list)) or len(step) != 2:
+            raise Invalid(f"step is {step!r}; wanted a number, SESSION:NUMBER, or (SESSION, NUMBER)")
         session, number = step
         return step_text(session, number)
 
@@ -108,7 +111,7 @@ class Steps:
 
 
 def step_text(session: str, number: int) -> str:
-    if not session or not 0 <= number < 1 << 64:
+    if not isinstance(session, str) or not session or not isinstance(number, int) or not 0 <= number < 1 << 64:
         raise Invalid(f"step {number} of session {session!r} is not a name and a number from 0 on")
     return f"{escape(session)}:{number}"
 
@@ -130,6 +133,7 @@ class Channel:
         self._loop: Optional[asyncio.AbstractEventLoop] = None
         self._pid = os.getpid()
         self._tasks: Set["asyncio.Task[Any]"] = set()
+        self.orphans: List[str] = []  # keys of creates whose caller went away
 
     def _here(self) -> None:
         """Refuse a use that would wait for ever."""
@@ -137,7 +141,7 @@ class Channel:
         if self._loop is None:
             self._loop = loop
         if self._loop is not loop or self._pid != os.getpid():
-            raise RuntimeError("a client belongs to one process and one event loop: connect again here")
+            raise Misused("a client belongs to one process and one event loop: connect again here")
 
     def patience(self, safe: bool) -> Patience:
         return Patience(self._retry, self._kinds, safe)
@@ -181,7 +185,7 @@ class Channel:
         self._here()
         if wait is not None and wait < 0:
             wait = self.timeout
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = _json(message)
         patience = self.patience(safe or bool(step) or bool(key))
         end = None if deadline is None else time.monotonic() + deadline
         while True:
@@ -221,7 +225,7 @@ class Channel:
         """Ask until an answer is what is waited for. The server answers each question after a while in any case."""
         self._here()
         patience = self.patience(True)
-        body = json.dumps(dict(message, max=f"{POLL}s"), separators=(",", ":")).encode()
+        body = _json(dict(message, max=f"{POLL}s"))
         while True:
             try:
                 headers = self._headers("application/json", sandbox, "", "", None)
@@ -241,7 +245,7 @@ class Channel:
                      stall: Optional[float] = None, wait: Optional[float] = None) -> "Messages":
         """Open a server stream. It is not repeated; see Messages for how it ends."""
         self._here()
-        body = json.dumps(message, separators=(",", ":")).encode()
+        body = _json(message)
         headers = self._headers("application/connect+json", sandbox, step, "", None)
         try:
             answer = await _http.request(self.pool, "/dsec.v1." + method, headers, _frame(body), wait=wait)
@@ -345,6 +349,19 @@ class Messages:
         self._answer.close()
 
 
+def _json(m: Message) -> bytes:
+    return json.dumps(m, separators=(",", ":"), default=_plain).encode()
+
+
+def _plain(v: Any) -> Any:
+    """Give numbers of other libraries, which are numbers by the rules of Python, as JSON has them."""
+    if isinstance(v, Integral):
+        return int(v)
+    if isinstance(v, Real):
+        return float(v)
+    raise Invalid(f"{v!r} is a {type(v).__name__}, which no call has a place for")
+
+
 def _frame(body: bytes) -> bytes:
     return b"\0" + len(body).to_bytes(4, "big") + body
 
@@ -355,10 +372,10 @@ async def _framed(first: Message, data: AsyncIterator[bytes]) -> AsyncIterator[b
         view = memoryview(big)
         for at in range(0, len(view), CHUNK):
             message["data"] = to_bytes(view[at:at + CHUNK])
-            yield _frame(json.dumps(message, separators=(",", ":")).encode())
+            yield _frame(_json(message))
             message = {}
     if message:
-        yield _frame(json.dumps(message, separators=(",", ":")).encode())
+        yield _frame(_json(message))
 
 
 def _decode(raw: bytes) -> Any:

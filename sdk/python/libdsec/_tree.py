@@ -17,14 +17,21 @@ import tempfile
 from types import TracebackType
 from typing import Any, AsyncIterator, Callable, Dict, Iterator, List, Optional, Tuple, Type, Union
 
+from . import _check
 from ._rpc import CHUNK
 from .errors import Invalid, Unavailable
 
-Path = Union[str, "os.PathLike[str]"]
+Path = Union[str, os.PathLike[str]]
 
 
-async def pieces(data: Any) -> AsyncIterator[bytes]:
+def pieces(data: Any) -> AsyncIterator[bytes]:
     """Give the pieces of whatever has bytes. A file is read from where it stands."""
+    if not isinstance(data, (str, bytes, bytearray, memoryview)) and not any(hasattr(data, a) for a in ("read", "__aiter__", "__iter__")):
+        raise _check.invalid("data", data, f"bytes, text, a file, or pieces of bytes, not {type(data).__name__}")
+    return _pieces(data)
+
+
+async def _pieces(data: Any) -> AsyncIterator[bytes]:
     if isinstance(data, str):
         yield data.encode()
     elif isinstance(data, (bytes, bytearray, memoryview)):
@@ -40,11 +47,9 @@ async def pieces(data: Any) -> AsyncIterator[bytes]:
     elif hasattr(data, "__aiter__"):
         async for piece in data:
             yield piece
-    elif hasattr(data, "__iter__"):
+    else:
         for piece in data:
             yield piece if isinstance(piece, (bytes, bytearray, memoryview)) else _refuse("the data are not pieces of bytes")
-    else:
-        _refuse(f"a {type(data).__name__} has no bytes")
 
 
 def _refuse(text: str) -> bytes:

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import ssl as ssl_module
+import threading
 from types import TracebackType
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Tuple, Type
 
+from . import _check
 from ._rpc import Channel
-from .errors import Invalid
+from .errors import KINDS, Invalid
 from .fn import Functions
 from .images import Images
 from .jobs import Jobs
 from .published import DSecContainer, DSecContainerRunArgs, Opening
-from .records import Seconds, SandboxInfo, Spec, drop, seconds
-from .sandbox import Sandbox
+from .records import Seconds, SandboxInfo, Spec, drop
+from .sandbox import Sandbox, create
+from .snapshots import Snapshots
 
 DEFAULT_URL = "http://127.0.0.1:7070"
 CREATE = 600.0
+OP = "libdsec.DSecClient"
 
 
 def context_file() -> str:
@@ -50,30 +53,41 @@ def find(url: Optional[str], token: Optional[str]) -> Tuple[str, str]:
     return url, token or ""
 
 
+@_check.typed
 class DSecClient:
     """A client of one server, for one process and one event loop. Making it makes no call.
 
     url: ``http://host:port`` or ``https://host``; default DSEC_URL, else what ``dsec up`` left on this host, else
         port 7070 here.
     token: default DSEC_TOKEN, else the one of ``dsec up``.
-    timeout: seconds within which the server begins to answer a call that is short by nature.
+    timeout: seconds within which the server begins to answer a call that is short by nature; above 0.
     retry: seconds for which a call is repeated while there is no answer, where repeating is harmless; what was under way,
         such as a command, is waited for fifteen times as long. 0 means never.
-    retry_on: kinds of error that are repeated.
-    connections: most connections at a time, also bounded by the limit of open files; a command that runs holds one.
+    retry_on: kinds of error that are repeated, as ``DSecError.kind`` names them.
+    connections: most connections at a time, at least 1, also bounded by the limit of open files; a command that runs holds one.
         Calls beyond that wait.
     ssl: how to trust the server; default as Python does.
+
+    Invalid: one of these is not what it may be.
     """
 
+    @_check.checked
     def __init__(self, url: Optional[str] = None, token: Optional[str] = None, *, timeout: float = 60.0, retry: float = 5.0,
                  retry_on: Iterable[str] = ("unavailable",), connections: int = 4096,
                  ssl: Optional[ssl_module.SSLContext] = None) -> None:
+        _check.number("timeout", timeout, least=0, most=threading.TIMEOUT_MAX, above=True, op=OP)
+        _check.number("retry", retry, least=0, op=OP)
+        retry_on = tuple(retry_on)
+        for kind in retry_on:
+            if not isinstance(kind, str) or kind not in KINDS:
+                raise _check.invalid("retry_on", kind, "kinds of error: " + ", ".join(KINDS), OP)
         url, token = find(url, token)
         self._channel = Channel(url, token, retry=retry, retry_on=retry_on, timeout=timeout, connections=connections, ssl=ssl)
         self.url = url
         self.images = Images(self._channel)
         self.jobs = Jobs(self._channel)
         self.fn = Functions(self)
+        self.snapshots = Snapshots(self._channel)
 
     async def create(self, spec: Spec, *, key: Optional[str] = None, timeout: Seconds = CREATE) -> Sandbox:
         """Make a sandbox; return it when it runs.
@@ -83,11 +97,10 @@ class DSecClient:
         timeout: seconds for all of it.
 
         Errors: Invalid for a bad spec, NotFound for an image that does not exist, Unsupported for a kind that the server
-        lacks, Exhausted at once when there is no room. A create that fails leaves nothing behind.
+        lacks, Exhausted at once when there is no room. A create that fails or is cancelled leaves nothing behind; but with
+        a key of the caller's own, what may have been made stays for whoever repeats it.
         """
-        a = await self._channel.unary("Sandboxes/Create", {"spec": spec.to_wire()}, op="libdsec.create",
-                                      key=key or secrets.token_hex(12), deadline=seconds(timeout))
-        return Sandbox(self._channel, SandboxInfo.from_wire(a))
+        return await create(self._channel, spec, key, timeout)
 
     async def get(self, id: str) -> Sandbox:
         """Find a sandbox by its ID. NotFound: it was never given out, or ended more than 24 h ago; Lost: it is gone with

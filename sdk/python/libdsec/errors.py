@@ -2,7 +2,7 @@
 
 A program decides by class (or by ``kind`` and ``retryable``); the text is for
 people. How a command ended, by its status, a signal or its timeout, is an
-outcome and never one of these.
+outcome, and an error only for who asked for that with ``check=True``: CommandFailed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DSecError", "Invalid", "Unauthenticated", "Denied", "NotFound", "Exists", "Conflict", "Exhausted",
-    "Unavailable", "Lost", "Timeout", "Canceled", "Diverged", "Unsupported", "Internal", "CommandFailed",
+    "Unavailable", "Lost", "Timeout", "Canceled", "Diverged", "Unsupported", "Internal", "Misused", "CommandFailed",
 ]
 
 
@@ -111,7 +111,7 @@ class Unavailable(DSecError):
 
 
 class Lost(DSecError):
-    """The sandbox existed and is gone with its node: make another one."""
+    """The sandbox, or recorded data of it, existed and is gone: make another one."""
 
     kind = "lost"
 
@@ -147,18 +147,37 @@ class Internal(DSecError):
     kind = "internal"
 
 
-class CommandFailed(Exception):
-    """Raised by ``exec(..., check=True)`` for a command that did not exit with 0. It has the ``result``."""
+class Misused(Invalid, RuntimeError):
+    """A client is used from another process or event loop than its own, or after its end."""
 
-    def __init__(self, result: Result) -> None:
-        super().__init__(result)
+
+class CommandFailed(DSecError):
+    """Raised by ``exec(..., check=True)`` for a command that did not exit with 0. It has the ``result``.
+
+    Its ``kind`` is one of this package's own, which no server gives; repeating the call would run nothing again.
+    """
+
+    kind = "command_failed"
+
+    def __init__(self, result: Result, *, sandbox: str = "") -> None:
+        super().__init__(_how(result), op="libdsec.exec", sandbox=sandbox)
         self.result = result
 
     def __str__(self) -> str:
-        r = self.result
-        how = {"exited": f"exited with status {r.code}", "signaled": f"was ended by signal {r.signal}"}.get(r.outcome, r.outcome)
-        tail = r.err.strip()[-2000:]
-        return f"the command {how}" + (f": {tail}" if tail else "")
+        return self.message
+
+    def __reduce__(self) -> Any:
+        return _failed, (self.result, self.sandbox)
+
+
+def _failed(result: Result, sandbox: str) -> CommandFailed:
+    return CommandFailed(result, sandbox=sandbox)
+
+
+def _how(r: Result) -> str:
+    how = {"exited": f"exited with status {r.code}", "signaled": f"was ended by signal {r.signal}"}.get(r.outcome, r.outcome)
+    tail = r.err.strip()[-2000:]
+    return f"the command {how}" + (f": {tail}" if tail else "")
 
 
 KINDS: Dict[str, Type[DSecError]] = {

@@ -12,7 +12,7 @@ import os
 from types import TracebackType
 from typing import Any, AsyncIterable, AsyncIterator, Iterable, List, Optional, Type, Union
 
-from . import _tree
+from . import _check, _tree
 from ._rpc import STALL, Channel, Message, Messages, Steps, from_bytes
 from .errors import DSecError, NotFound
 from .records import Event, FileInfo, Name, get_name, put_name
@@ -20,6 +20,7 @@ from .records import Event, FileInfo, Name, get_name, put_name
 Data = Union[bytes, bytearray, memoryview, str, Iterable[bytes], AsyncIterable[bytes], Any]
 
 
+@_check.typed
 class Files:
     """The files of one sandbox. All of it may be used concurrently."""
 

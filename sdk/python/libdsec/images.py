@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any, AsyncIterator, List, Tuple
+from typing import Any, AsyncIterator, List, Sequence, Tuple
 
-from . import _tree
+from . import _check, _tree
 from ._rpc import STALL, Channel, Message
-from .files import Data, Stream
+from .files import Data, Pieces, Stream
 from .records import Image, Progress, drop
 
 
+@_check.typed
 class Images:
     """The images that the token's project can use."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
 
-    async def list(self) -> List[Image]:
-        """Give all, by name, the newest version of each first."""
-        a = await self._channel.unary("Images/List", {}, op="libdsec.images.list", safe=True)
-        return [Image.from_wire(w) for w in a.get("images") or ()]
+    async def list(self, prefix: str = "", *, usage: bool = False) -> List[Image]:
+        """Give those whose names begin with prefix, by name, the newest version of each first.
+
+        usage: find out what each takes.
+        """
+        images: List[Image] = []
+        m = drop({"prefix": prefix, "usage": usage})
+        while True:
+            a = await self._channel.unary("Images/List", m, op="libdsec.images.list", safe=True)
+            images += [Image.from_wire(w) for w in a.get("images") or ()]
+            if not a.get("next"):
+                return images
+            m["after"] = a["next"]
 
     async def inspect(self, name: str) -> Image:
-        """Resolve ``name`` (its newest version) or ``name@version``. NotFound: there is none."""
+        """Resolve ``name`` (its newest version), ``name@version`` or ``name@tag``, with usage. NotFound: there is none."""
         return Image.from_wire(await self._channel.unary("Images/Inspect", {"name": name}, op="libdsec.images.inspect", safe=True))
 
     async def upload(self, name: str, tar: Data, *, role: str = "base") -> Image:
@@ -39,13 +49,33 @@ class Images:
         """Import from an OCI registry, with progress, for ``async for``; the last report has the image."""
         return Pull(self._channel, "Images/Pull", drop({"ref": ref, "name": name, "role": role}), "libdsec.images.pull", "", None)
 
+    async def adopt(self, digest: str, name: str) -> Image:
+        """Name a layer that the store has already, for operators. NotFound: it has not."""
+        m = {"digest": digest, "name": name}
+        return Image.from_wire(await self._channel.unary("Images/Adopt", m, op="libdsec.images.adopt", safe=True))
+
+    async def tag(self, name: str, tag: str) -> Image:
+        """Let ``name@tag`` stand for the version that name resolves to, at once if it stood for another.
+
+        Exists: the tag is a version, which never changes.
+        """
+        return Image.from_wire(await self._channel.unary("Images/Tag", {"name": name, "tag": tag}, op="libdsec.images.tag", safe=True))
+
     async def remove(self, name: str) -> None:
-        """Forget ``name@version``. Sandboxes that use it go on."""
+        """Forget ``name@tag``, or ``name@version`` if it has no tags. Sandboxes that use it go on."""
         await self._channel.unary("Images/Remove", {"name": name}, op="libdsec.images.remove")
 
-    async def collect(self) -> Tuple[int, int]:
-        """Delete what nothing needs. Gives how many blobs and bytes that freed."""
-        a = await self._channel.unary("Images/Collect", {}, op="libdsec.images.collect", safe=True, wait=None)
+    def export(self, base: str, workspace: str = "", toolkits: Sequence[str] = ()) -> Pieces:
+        """Give an environment as an OCI image, in pieces, for ``async for``: the tar of its layout."""
+        m = drop({"base": base, "workspace": workspace, "toolkits": list(toolkits)})
+        return Pieces(self._channel, "Images/Export", m, "libdsec.images.export", "")
+
+    async def collect(self, *, alone: bool = False) -> Tuple[int, int]:
+        """Delete what nothing needs. Gives how many blobs and bytes that freed.
+
+        alone: no other cluster uses the store; needed where the server cannot know.
+        """
+        a = await self._channel.unary("Images/Collect", drop({"alone": alone}), op="libdsec.images.collect", safe=True, wait=None)
         return int(a.get("blobs", 0)), int(a.get("bytes", 0))
 
 

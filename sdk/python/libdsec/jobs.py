@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import logging
 import secrets
+import warnings
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from types import TracebackType
-from typing import Any, AsyncIterator, Dict, Generator, Iterable, List, Mapping, Optional, Set, Type, Union
+from typing import Any, AsyncIterator, Callable, Dict, Generator, Iterable, List, Mapping, Optional, Set, Type, Union
 
+from . import _check
 from ._rpc import Channel, Message
 from .errors import KINDS, DSecError, Internal, Unavailable
 from .files import Stream
-from .records import SandboxInfo, Seconds, Spec, drop, instant, seconds, span, unspan
-from .sandbox import Sandbox
+from .records import SandboxInfo, Seconds, Spec, drop, instant, span, unspan
+from .sandbox import Sandbox, create
 
 log = logging.getLogger("libdsec")
 
@@ -102,7 +105,11 @@ class Item:
     spec: Spec
     key: str = ""
 
+    def __post_init__(self) -> None:
+        _check.fields(self)
 
+
+@_check.typed
 class Jobs:
     """The jobs that the token's project has."""
 
@@ -144,6 +151,7 @@ class Jobs:
         return Job(channel, info, info.epoch)
 
 
+@_check.typed
 class Job:
     """One job. As ``async with`` it renews the lease in the background; leaving stops that and lets the lease end."""
 
@@ -154,6 +162,7 @@ class Job:
         self.epoch = epoch
         self.fenced: Optional[DSecError] = None  # why the background gave the lease up
         self._keeper: "Optional[asyncio.Task[None]]" = None
+        self._stopped = False
 
     def __repr__(self) -> str:
         return f"<Job {self.id}: {self.info.state}, epoch {self.epoch}>"
@@ -178,6 +187,8 @@ class Job:
             except DSecError as e:
                 if e.retryable:
                     continue
+                if self._stopped:  # by this program: nobody took it away
+                    return
                 self.fenced = e
                 log.warning("job %s: the lease is lost: %s", self.id, e)
                 return
@@ -196,9 +207,7 @@ class Job:
 
     async def create(self, spec: Spec, *, key: Optional[str] = None, timeout: Seconds = 600) -> Sandbox:
         """Make a sandbox of this job; as ``client.create``."""
-        a = await self._channel.unary("Sandboxes/Create", {"spec": replace(spec, job=self.id).to_wire()}, op="libdsec.create",
-                                      key=key or secrets.token_hex(12), deadline=seconds(timeout))
-        return Sandbox(self._channel, SandboxInfo.from_wire(a))
+        return await create(self._channel, replace(spec, job=self.id), key, timeout)
 
     def create_many(self, items: Iterable[Union[Spec, Item]]) -> Results:
         """Make up to 32,000 sandboxes: one result for each, in the order in which they come.
@@ -207,14 +216,17 @@ class Job:
         lease is lost meanwhile.
         """
         specs: List[Message] = []
-        places: Dict[int, int] = {}
+        places: Dict[str, int] = {}  # by content: an object may be gone, or changed, by the time the next one comes
         wire: List[Message] = []
         for i, item in enumerate(items):
+            if not isinstance(item, (Spec, Item)):
+                raise _check.invalid(f"items[{i}]", item, "Spec or Item", "libdsec.job.create_many")
             spec, key = (item, "") if isinstance(item, Spec) else (item.spec, item.key)
-            if id(spec) not in places:
-                places[id(spec)] = len(specs)
-                specs.append(spec.to_wire())
-            wire.append(drop({"key": key or str(i), "spec": places[id(spec)]}))
+            content = spec.to_wire()
+            place = places.setdefault(json.dumps(content, sort_keys=True, default=float), len(specs))
+            if place == len(specs):
+                specs.append(content)
+            wire.append(drop({"key": key or str(i), "spec": place}))
         m = drop({"job": self.id, "epoch": str(self.epoch), "specs": specs, "items": wire})
         return Results(self._channel, "Jobs/CreateMany", m, "libdsec.job.create_many")
 
@@ -238,7 +250,10 @@ class Job:
 
     def stop(self) -> Results:
         """End all sandboxes and the job, which cannot be opened again."""
-        return Results(self._channel, "Jobs/Stop", {"job": self.id}, "libdsec.job.stop")
+        return Results(self._channel, "Jobs/Stop", {"job": self.id}, "libdsec.job.stop", self._stops)
+
+    def _stops(self) -> None:
+        self._stopped = True
 
     def label(self, labels: Mapping[str, str]) -> Results:
         """Set labels of the job and of its sandboxes that have not ended; an empty value takes one away."""
@@ -259,9 +274,22 @@ class Job:
 class Lasting(Stream):
     """A server stream that is opened again where it broke."""
 
+    _begun = True  # False for what does nothing until it is awaited
+
     def __init__(self, channel: Channel, method: str, m: Message, op: str) -> None:
         super().__init__(channel, method, m, op, "", None)
+        self._what = op
         self._patience = channel.patience(True)
+
+    async def aclose(self) -> None:
+        """End it early. Doing it twice is harmless."""
+        self._begun = True
+        await super().aclose()
+
+    def __del__(self) -> None:
+        if not self._begun:
+            warnings.warn(f"{self._what} was never awaited: nothing is done", RuntimeWarning, source=self)
+        super().__del__()
 
     def _rest(self) -> None:
         """Say what is still to be asked for."""
@@ -290,14 +318,16 @@ class Lasting(Stream):
 class Results(Lasting):
     """One result for each sandbox: ``async for`` takes them as they come, ``await`` all of them as a list.
 
-    Nothing is done before either.
+    Nothing is done before either; one that is dropped without is warned of, as a coroutine is.
     """
 
-    def __init__(self, channel: Channel, method: str, m: Message, op: str) -> None:
+    def __init__(self, channel: Channel, method: str, m: Message, op: str, begins: Optional[Callable[[], None]] = None) -> None:
         self._m, self._op = dict(m), op
+        self._begins = begins
         super().__init__(channel, method, self._m, op)
         self._index: Optional[List[int]] = list(range(len(m["items"]))) if "items" in m else None
         self._first = self._index
+        self._begun = False
         self._seen: Set[Any] = set()
 
     def _rest(self) -> None:
@@ -314,6 +344,9 @@ class Results(Lasting):
         while True:
             if self._index is not None and len(self._seen) == len(self._first or ()) and self._messages is None and self._seen:
                 raise StopAsyncIteration
+            if not self._begun and self._begins is not None:
+                self._begins()
+            self._begun = True
             w = await self._lasting()
             if w is None:
                 raise StopAsyncIteration

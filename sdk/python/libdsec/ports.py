@@ -6,12 +6,14 @@ import asyncio
 from types import TracebackType
 from typing import Any, Optional, Set, Tuple, Type, Union
 
+from . import _check
 from ._rpc import CHUNK, Channel, Messages, from_bytes, to_bytes
 from .errors import Conflict, DSecError
 
 CLOSE = 5.0  # seconds that the end of a connection may take
 
 
+@_check.typed
 class Ports:
     """The ports of one sandbox."""
 

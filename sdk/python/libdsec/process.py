@@ -11,6 +11,7 @@ import codecs
 from types import TracebackType
 from typing import AsyncIterator, Dict, List, Optional, Tuple, Type, Union
 
+from . import _check
 from ._rpc import CHUNK, Channel, Message, Messages, Steps, from_bytes, to_bytes
 from .errors import Conflict, DSecError, Unavailable
 from .records import Chunk, Result, Status
@@ -18,6 +19,7 @@ from .records import Chunk, Result, Status
 MAX_OUTPUT = 4 << 20  # of each stream in a Result
 
 
+@_check.typed
 class Process:
     """A command that was started. ``status`` is as of the last call that told it."""
 
@@ -58,7 +60,7 @@ class Process:
 
     async def read(self, stream: str = "stdout", offset: int = 0, size: int = MAX_OUTPUT) -> bytes:
         """Give what is kept of one stream: at most size bytes from an offset of that stream, fewer when the command has
-        not written more yet."""
+        not written more yet. Of many megabytes, ``output`` gives all in less time."""
         out = bytearray()
         while len(out) < size:
             a = await self._channel.unary(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Generator, Mapping, Optional, Type
 
+from . import _check
 from .errors import Unsupported
 from .records import Result, SandboxInfo, Seconds, Spec
 from .sandbox import Argv, Sandbox
@@ -32,8 +33,12 @@ class DSecContainerRunArgs:
     network_rules: Mapping[str, bool] = field(default_factory=dict)
     init_user: str = ""
 
+    def __post_init__(self) -> None:
+        _check.fields(self)
+
     def spec(self) -> Spec:
         """Give the same as a Spec."""
+        _check.fields(self)  # it may have been changed
         wanted = sorted(name for name, on in self.network_rules.items() if on)
         if wanted:
             raise Unsupported(f"network rule {wanted[0]!r}: sandboxes have no network but their loopback")
@@ -41,6 +46,7 @@ class DSecContainerRunArgs:
                     idle=self.ttl_running_stop, user=self.init_user)
 
 
+@_check.typed
 class DSecContainer:
     """A container. ``sandbox`` is the same as a Sandbox, with all that it can do."""
 

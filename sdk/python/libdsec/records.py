@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
+from . import _check
 from ._rpc import from_bytes, to_bytes
-from .errors import Invalid
 
 Seconds = Union[int, float, timedelta]
 Size = Union[int, str]
-Name = Union[str, bytes, "os.PathLike[str]"]
+Name = Union[str, bytes, os.PathLike[str]]
 
 KINDS = ("container", "microvm", "fullvm", "fncall")
 
@@ -39,8 +39,11 @@ class Delegation:
     ttl: Seconds = 0
     port: int = 0
 
+    def __post_init__(self) -> None:
+        _check.fields(self)
+
     def to_wire(self) -> Dict[str, Any]:
-        quota = drop({"sandboxes": self.sandboxes, "cpu": self.cpu, "memory": size(self.memory), "ttl": span(self.ttl)})
+        quota = drop({"sandboxes": self.sandboxes, "cpu": self.cpu, "memory": size(self.memory, "Delegation.memory"), "ttl": span(self.ttl, "Delegation.ttl")})
         return drop({"rights": list(self.rights), "quota": quota, "port": self.port})
 
     @classmethod
@@ -73,6 +76,8 @@ class Spec:
     network: what it may reach; default ``none``, which is loopback only.
     hostname: default the start of its ID.
     api: give what runs in it a token of its own and the API on its loopback, to drive other sandboxes; default none.
+    from_snapshot: ID of a snapshot that it begins with; image, kind and limits are the snapshot's then. Of a sandbox that
+        a fork made, its parent.
     """
 
     image: str = ""
@@ -94,15 +99,24 @@ class Spec:
     network: str = ""
     hostname: str = ""
     api: Optional[Delegation] = None
+    from_snapshot: str = ""
+
+    def __post_init__(self) -> None:
+        _check.fields(self)
+        size(self.memory, "Spec.memory")
+        size(self.disk, "Spec.disk")
 
     def to_wire(self) -> Dict[str, Any]:
         """Give it as the server reads it."""
+        _check.fields(self)  # it may have been changed
+        _check.number("Spec.cpu", self.cpu, least=0)
         w = drop({
             "kind": self.kind,
             "environment": drop({"base": self.image, "workspace": self.workspace, "toolkits": list(self.toolkits)}),
-            "resources": drop({"cpu": self.cpu, "memory": size(self.memory), "disk": size(self.disk), "pids": self.pids}),
-            "ttl": span(self.ttl), "idle": span(self.idle), "user": self.user, "labels": dict(self.labels), "job": self.job,
+            "resources": drop({"cpu": self.cpu, "memory": size(self.memory, "Spec.memory"), "disk": size(self.disk, "Spec.disk"), "pids": self.pids}),
+            "ttl": span(self.ttl, "Spec.ttl"), "idle": span(self.idle, "Spec.idle"), "user": self.user, "labels": dict(self.labels), "job": self.job,
             "project": self.project, "network": self.network, "hostname": self.hostname,
+            "from": self.from_snapshot,
         })
         if self.api is not None:
             w["api"] = self.api.to_wire()
@@ -119,7 +133,7 @@ class Spec:
             pids=int(r.get("pids", 0)), ttl=unspan(w.get("ttl")), idle=unspan(w.get("idle")), user=w.get("user", ""),
             cwd=get_name(w, "cwd"), env=get_env(w), labels=dict(w.get("labels") or {}), job=w.get("job", ""),
             project=w.get("project", ""), network=w.get("network", ""), hostname=w.get("hostname", ""),
-            api=Delegation.from_wire(w["api"]) if w.get("api") is not None else None)
+            api=Delegation.from_wire(w["api"]) if w.get("api") is not None else None, from_snapshot=w.get("from", ""))
 
 
 @dataclass(frozen=True)
@@ -322,8 +336,30 @@ class Event:
 
 
 @dataclass(frozen=True)
+class ImagePart:
+    """One blob of a layer; names: how many names need it."""
+
+    kind: str
+    digest: str
+    size: int = 0
+    names: int = 0
+
+
+@dataclass(frozen=True)
+class ImageUsage:
+    """What an image takes, in bytes: unique in the store, needed by no other name; cached on the node that answered."""
+
+    unique: int = 0
+    cached: int = 0
+    parts: Tuple[ImagePart, ...] = ()
+
+
+@dataclass(frozen=True)
 class Image:
-    """A named, immutable version of a layer. size is of its files, stored of what is kept of them, in bytes."""
+    """A named, immutable version of a layer. size is of its files, stored of what is kept of them, in bytes.
+
+    tags: what else stands for this version now. usage: where it was asked for and could be found out.
+    """
 
     name: str
     version: str
@@ -338,6 +374,8 @@ class Image:
     env: Tuple[str, ...] = ()
     cwd: str = ""
     user: str = ""
+    tags: Tuple[str, ...] = ()
+    usage: Optional[ImageUsage] = None
 
     @property
     def ref(self) -> str:
@@ -351,7 +389,39 @@ class Image:
             name=w.get("name", ""), version=w.get("version", ""), role=w.get("role", ""), digest=w.get("digest", ""),
             size=int(w.get("size", 0)), stored=int(w.get("stored", 0)), entries=int(w.get("entries", 0)),
             created=instant(w.get("created")), source=w.get("source", ""), project=w.get("project", ""),
-            env=tuple(c.get("env") or ()), cwd=c.get("cwd", ""), user=c.get("user", ""))
+            env=tuple(c.get("env") or ()), cwd=c.get("cwd", ""), user=c.get("user", ""), tags=tuple(w.get("tags") or ()),
+            usage=_usage(w.get("usage")))
+
+
+def _usage(w: Optional[Mapping[str, Any]]) -> Optional[ImageUsage]:
+    if w is None:
+        return None
+    return ImageUsage(int(w.get("unique", 0)), int(w.get("cached", 0)), tuple(
+        ImagePart(p.get("kind", ""), p.get("digest", ""), int(p.get("size", 0)), int(p.get("names", 0))) for p in w.get("parts") or ()))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A saved state of a sandbox. size is in bytes; memory: running processes are in it, not files alone; sequence: of its
+    record in the sandbox's trajectory."""
+
+    id: str
+    project: str
+    sandbox: str
+    spec: Spec
+    layers: Tuple[str, ...] = ()
+    created: Optional[datetime] = None
+    size: int = 0
+    memory: bool = False
+    sequence: int = 0
+    key: str = ""
+
+    @classmethod
+    def from_wire(cls, w: Mapping[str, Any]) -> Snapshot:
+        return cls(
+            id=w.get("id", ""), project=w.get("project", ""), sandbox=w.get("sandbox", ""), spec=Spec.from_wire(w.get("spec") or {}),
+            layers=tuple(w.get("layers") or ()), created=instant(w.get("created")), size=int(w.get("size", 0)),
+            memory=bool(w.get("memory")), sequence=int(w.get("sequence", 0)), key=w.get("key", ""))
 
 
 @dataclass(frozen=True)
@@ -369,13 +439,13 @@ def drop(w: Dict[str, Any]) -> Dict[str, Any]:
     return {k: v for k, v in w.items() if v is not None and v != "" and v != 0 and v != {} and v != [] and v != ()}
 
 
-def size(v: Size) -> int:
+def size(v: Size, name: str = "size") -> int:
     """Give bytes: a number, or text such as "512M", "1.5G", "2GiB"."""
     if not isinstance(v, str):
-        return v
+        return int(v)
     m = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([KMGTP]?)(?:I?B)?\s*", v, re.IGNORECASE)
     if m is None:
-        raise Invalid(f"size {v!r} is not a number of bytes such as 512M or 2G")
+        raise _check.invalid(name, v, "bytes, as a number or as 512M or 2G")
     return int(float(m[1]) * 1024 ** "KMGTP".find(m[2].upper()) * 1024 if m[2] else float(m[1]))
 
 
@@ -384,13 +454,13 @@ def seconds(v: Seconds) -> float:
     return v.total_seconds() if isinstance(v, timedelta) else float(v)
 
 
-def span(v: Optional[Seconds]) -> Optional[str]:
+def span(v: Optional[Seconds], name: str = "duration") -> Optional[str]:
     """Give a duration as the server reads it; nothing for zero."""
     if v is None or not v:
         return None
     s = seconds(v)
     if not abs(s) < 1e10:
-        raise Invalid(f"{v!r} is no number of seconds")
+        raise _check.invalid(name, v, "seconds")
     return f"{s:.9f}s"
 
 

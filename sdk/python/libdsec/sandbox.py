@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from types import TracebackType
 from typing import Any, AsyncIterable, Dict, List, Mapping, Optional, Sequence, Tuple, Type, Union
 
+from . import _check
 from ._rpc import CHUNK, Channel, Message, Steps, from_bytes, to_bytes
-from .errors import CommandFailed, Conflict, DSecError, Invalid
+from .errors import CommandFailed, Conflict, DSecError, Invalid, Timeout
 from .files import Files
 from .ports import Ports
 from .process import Process
-from .records import Image, Name, Result, SandboxInfo, Seconds, Size, Status, drop, put_env, put_name, size, span, text_and_bytes
+from .snapshots import Screen
+from .records import Image, Name, Result, SandboxInfo, Seconds, Size, Snapshot, Spec, Status, drop, put_env, put_name, seconds, size, span, text_and_bytes
 
 Argv = Union[str, Sequence[Name]]
 StepName = Union[None, int, str, Tuple[str, int]]
 
 MAX_STDIN = 4 << 20  # that one call takes; more is fed piece by piece
+GATHER = 0.1  # seconds
+LOOK = 2.0  # seconds for that
+NEWEST = 256  # sandboxes among which one that was just made is looked for
 KILL = 5.0  # seconds that the killing of an abandoned command may take
 
 
+@_check.typed
 class Operations:
     """What a Sandbox and a Session of it can do: the same, under names of their own."""
 
@@ -61,7 +68,7 @@ class Operations:
             a = await self._run(m, name)
             result = Result.of(a.get("status") or {}, from_bytes(a.get("stdout")), from_bytes(a.get("stderr")))
         if check and not result.ok:
-            raise CommandFailed(result)
+            raise CommandFailed(result, sandbox=self.id)
         return result
 
     async def _run(self, m: Message, step: str) -> Message:
@@ -140,6 +147,7 @@ class Operations:
         return [Status.from_wire(w) for w in a.get("commands") or ()]
 
 
+@_check.typed
 class Sandbox(Operations):
     """One sandbox. ``info`` is as of the last call that told it.
 
@@ -150,6 +158,7 @@ class Sandbox(Operations):
     def __init__(self, channel: Channel, info: SandboxInfo) -> None:
         super().__init__(channel, info.id, Steps())
         self.info = info
+        self.screen = Screen(channel, info.id)
         self._sessions: Dict[str, Session] = {}
 
     def __repr__(self) -> str:
@@ -202,6 +211,25 @@ class Sandbox(Operations):
         """Let it run on. Resuming a running one is success."""
         return await self._told("Resume", {}, safe=True, wait=None)
 
+    async def snapshot(self, *, key: Optional[str] = None) -> Snapshot:
+        """Save its state: of a container its files, of a virtual machine memory and disk. It runs on.
+
+        A Spec with ``from_snapshot`` makes a sandbox of it, also when this one has ended. key: repeating it with the same
+        key gives the same snapshot. Unsupported: its kind cannot be saved.
+        """
+        a = await self._channel.unary("Snapshots/Take", {}, op="libdsec.snapshot", sandbox=self.id, key=key or secrets.token_hex(12), wait=None)
+        return Snapshot.from_wire(a)
+
+    async def fork(self, count: int = 1, *, ttl: Seconds = 0, labels: Optional[Mapping[str, str]] = None, key: Optional[str] = None) -> List[Sandbox]:
+        """Make sandboxes that begin as copies of this one as it is now: all of them, or none. It runs on.
+
+        count: at most 64. ttl: seconds from the fork to their end; default as the parent's. labels: over those of the
+        parent. key: repeating it with the same key gives the same children.
+        """
+        m = drop({"count": count, "ttl": span(ttl), "labels": dict(labels or {})})
+        a = await self._channel.unary("Snapshots/Fork", m, op="libdsec.fork", sandbox=self.id, key=key or secrets.token_hex(12), wait=None)
+        return [Sandbox(self._channel, SandboxInfo.from_wire(w)) for w in a.get("sandboxes") or ()]
+
     async def _told(self, verb: str, m: Message, **how: Any) -> SandboxInfo:
         a = await self._channel.unary("Sandboxes/" + verb, m, op="libdsec." + verb.lower(), sandbox=self.id, **how)
         self.info = SandboxInfo.from_wire(a)
@@ -218,6 +246,36 @@ class Sandbox(Operations):
             # Cancelled at once, but nothing is left behind.
             self._channel.spawn(_quiet(stop))
             raise
+
+
+async def create(channel: Channel, spec: Spec, key: Optional[str], timeout: Seconds) -> Sandbox:
+    """Make a sandbox. One that nobody learns of, because its caller went away or waited no longer while the answer was on
+    its way, is ended; with a key of the caller's own it stays, for that key finds it."""
+    _check.number("timeout", seconds(timeout), least=0, above=True, op="libdsec.create")
+    own = key or secrets.token_hex(12)
+    try:
+        a = await channel.unary("Sandboxes/Create", {"spec": spec.to_wire()}, op="libdsec.create", key=own, deadline=seconds(timeout))
+    except (asyncio.CancelledError, Timeout):
+        if not key:
+            channel.orphans.append(own)
+            if len(channel.orphans) == 1:  # else somebody is about to look
+                channel.spawn(_end_orphans(channel))
+        raise
+    return Sandbox(channel, SandboxInfo.from_wire(a))
+
+
+async def _end_orphans(channel: Channel) -> None:
+    await asyncio.sleep(GATHER)  # many are cancelled at once
+    keys = set(channel.orphans)
+    channel.orphans.clear()
+    try:
+        a = await channel.unary("Sandboxes/List", {"limit": NEWEST + 2 * len(keys)}, op="libdsec.create", safe=True, wait=LOOK)
+    except DSecError:
+        return
+    for w in a.get("sandboxes") or ():
+        if w.get("key") in keys:
+            await _quiet(asyncio.ensure_future(
+                channel.unary("Sandboxes/Stop", {}, op="libdsec.create", sandbox=str(w.get("id", "")), safe=True, wait=KILL)))
 
 
 async def _quiet(work: "asyncio.Future[Any]") -> None:
@@ -249,7 +307,7 @@ class Session(Operations):
 
 
 def _command(command: Argv, env: Optional[Mapping[str, str]], cwd: Name, user: str, timeout: Seconds, idle: Seconds, output: Size) -> Message:
-    c: Message = drop({"user": user, "timeout": span(timeout), "idle": span(idle), "output": size(output)})
+    c: Message = drop({"user": user, "timeout": span(timeout, "timeout"), "idle": span(idle, "idle"), "output": size(output, "output")})
     if isinstance(command, str):
         put_name(c, "shell", command)
     elif isinstance(command, (bytes, bytearray)):

@@ -23,11 +23,13 @@ from typing import Any, AsyncIterator, Awaitable, Callable, Dict, Generic, Itera
 from . import client as _client
 from . import ports as _ports
 from .files import Data
+from .fn import Case, FunctionItem, FunctionResult, Limits
 from .jobs import Item, JobEvent, JobInfo, JobResult
 from .process import MAX_OUTPUT
 from .client import CREATE
+from .errors import Misused
 from .published import DSecContainerRunArgs
-from .records import Chunk, Event, FileInfo, Image, Name, Progress, Result, SandboxInfo, Seconds, Size, Spec, Status
+from .records import Chunk, Event, FileInfo, Image, Name, Progress, Result, SandboxInfo, Seconds, Size, Snapshot, Spec, Status
 from .sandbox import Argv, StepName
 
 T = TypeVar("T")
@@ -54,9 +56,9 @@ class _Portal:
             return await f(*args, **kwargs)
 
         if self._pid != os.getpid():
-            raise RuntimeError("a client does not survive a fork: connect again in the child")
+            raise Misused("a client does not survive a fork: connect again in the child")
         if threading.current_thread() is self._thread or not self._thread.is_alive():
-            raise RuntimeError("the client is closed, or was called from its own thread")
+            raise Misused("the client is closed, or was called from its own thread")
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
@@ -295,7 +297,7 @@ class Process(_Wrapper):
 
     def read(self, stream: str='stdout', offset: int=0, size: int=MAX_OUTPUT) -> bytes:
         """Give what is kept of one stream: at most size bytes from an offset of that stream, fewer when the command has
-        not written more yet."""
+        not written more yet. Of many megabytes, ``output`` gives all in less time."""
         return self._portal.do(self._inner.read, stream, offset, size)
 
     def write(self, data: Union[bytes, str]) -> None:
@@ -386,6 +388,34 @@ class Operations(_Wrapper):
         return self._portal.do(self._inner.processes)
 
 
+class Screen(_Wrapper):
+    """The display, keyboard and pointer of a sandbox whose kind has them; for others all is Unsupported."""
+
+    @property
+    def id(self) -> Any:
+        return self._inner.id
+
+    def screenshot(self) -> bytes:
+        """Give what the display shows, as PNG."""
+        return self._portal.do(self._inner.screenshot)
+
+    def type(self, text: str) -> None:
+        """Type text, on a US keyboard; Invalid for characters that it has no key for."""
+        self._portal.do(self._inner.type, text)
+
+    def press(self, *keys: str) -> None:
+        """Press keys one after the other: ``ret``, ``esc``, ``f1``; those joined by ``-`` together: ``ctrl-alt-f2``."""
+        self._portal.do(self._inner.press)
+
+    def move(self, x: int, y: int) -> None:
+        """Move the pointer there, in pixels from the upper left."""
+        self._portal.do(self._inner.move, x, y)
+
+    def click(self, *, at: Sequence[int]=(), button: str='left', times: int=1) -> None:
+        """Press ``left``, ``middle``, ``right``, ``wheel-up`` or ``wheel-down``. at: x and y to move to first."""
+        self._portal.do(self._inner.click, at=at, button=button, times=times)
+
+
 class Sandbox(Operations):
     """One sandbox. ``info`` is as of the last call that told it.
 
@@ -396,6 +426,10 @@ class Sandbox(Operations):
     @property
     def info(self) -> Any:
         return self._inner.info
+
+    @property
+    def screen(self) -> Screen:
+        return Screen(self._portal, self._inner.screen)
 
     def session(self, name: str) -> Session:
         """Give a view of this sandbox that numbers its operations 1, 2, 3 and so on, in the order in which they begin.
@@ -437,6 +471,22 @@ class Sandbox(Operations):
         """Let it run on. Resuming a running one is success."""
         return self._portal.do(self._inner.resume)
 
+    def snapshot(self, *, key: Optional[str]=None) -> Snapshot:
+        """Save its state: of a container its files, of a virtual machine memory and disk. It runs on.
+
+        A Spec with ``from_snapshot`` makes a sandbox of it, also when this one has ended. key: repeating it with the same
+        key gives the same snapshot. Unsupported: its kind cannot be saved.
+        """
+        return self._portal.do(self._inner.snapshot, key=key)
+
+    def fork(self, count: int=1, *, ttl: Seconds=0, labels: Optional[Mapping[str, str]]=None, key: Optional[str]=None) -> List[Sandbox]:
+        """Make sandboxes that begin as copies of this one as it is now: all of them, or none. It runs on.
+
+        count: at most 64. ttl: seconds from the fork to their end; default as the parent's. labels: over those of the
+        parent. key: repeating it with the same key gives the same children.
+        """
+        return [Sandbox(self._portal, x) for x in self._portal.do(self._inner.fork, count, ttl=ttl, labels=labels, key=key)]
+
     def __enter__(self) -> Sandbox:
         self._enter()
         return self
@@ -465,12 +515,15 @@ class Session(Operations):
 class Images(_Wrapper):
     """The images that the token's project can use."""
 
-    def list(self) -> List[Image]:
-        """Give all, by name, the newest version of each first."""
-        return self._portal.do(self._inner.list)
+    def list(self, prefix: str='', *, usage: bool=False) -> List[Image]:
+        """Give those whose names begin with prefix, by name, the newest version of each first.
+
+        usage: find out what each takes.
+        """
+        return self._portal.do(self._inner.list, prefix, usage=usage)
 
     def inspect(self, name: str) -> Image:
-        """Resolve ``name`` (its newest version) or ``name@version``. NotFound: there is none."""
+        """Resolve ``name`` (its newest version), ``name@version`` or ``name@tag``, with usage. NotFound: there is none."""
         return self._portal.do(self._inner.inspect, name)
 
     def upload(self, name: str, tar: Data, *, role: str='base') -> Image:
@@ -486,13 +539,31 @@ class Images(_Wrapper):
         """Import from an OCI registry, with progress, for ``for``; the last report has the image."""
         return Stream(self._portal, self._portal.make(self._inner.pull, ref, name, role=role))
 
+    def adopt(self, digest: str, name: str) -> Image:
+        """Name a layer that the store has already, for operators. NotFound: it has not."""
+        return self._portal.do(self._inner.adopt, digest, name)
+
+    def tag(self, name: str, tag: str) -> Image:
+        """Let ``name@tag`` stand for the version that name resolves to, at once if it stood for another.
+
+        Exists: the tag is a version, which never changes.
+        """
+        return self._portal.do(self._inner.tag, name, tag)
+
     def remove(self, name: str) -> None:
-        """Forget ``name@version``. Sandboxes that use it go on."""
+        """Forget ``name@tag``, or ``name@version`` if it has no tags. Sandboxes that use it go on."""
         self._portal.do(self._inner.remove, name)
 
-    def collect(self) -> Tuple[int, int]:
-        """Delete what nothing needs. Gives how many blobs and bytes that freed."""
-        return self._portal.do(self._inner.collect)
+    def export(self, base: str, workspace: str='', toolkits: Sequence[str]=()) -> Stream[bytes]:
+        """Give an environment as an OCI image, in pieces, for ``for``: the tar of its layout."""
+        return Stream(self._portal, self._portal.make(self._inner.export, base, workspace, toolkits))
+
+    def collect(self, *, alone: bool=False) -> Tuple[int, int]:
+        """Delete what nothing needs. Gives how many blobs and bytes that freed.
+
+        alone: no other cluster uses the store; needed where the server cannot know.
+        """
+        return self._portal.do(self._inner.collect, alone=alone)
 
 
 class Job(_Wrapper):
@@ -551,21 +622,21 @@ class Job(_Wrapper):
         """Give its sandboxes, newest first; with those that ended if all."""
         return [Sandbox(self._portal, x) for x in self._portal.do(self._inner.sandboxes, all=all)]
 
-    def pause(self) -> Stream[JobResult]:
+    def pause(self) -> List[JobResult]:
         """Pause all sandboxes that run."""
-        return Stream(self._portal, self._portal.make(self._inner.pause), _result)
+        return [_result(self._portal, r) for r in self._portal.do(self._inner.pause)]
 
-    def resume(self) -> Stream[JobResult]:
+    def resume(self) -> List[JobResult]:
         """Let all sandboxes go on."""
-        return Stream(self._portal, self._portal.make(self._inner.resume), _result)
+        return [_result(self._portal, r) for r in self._portal.do(self._inner.resume)]
 
-    def stop(self) -> Stream[JobResult]:
+    def stop(self) -> List[JobResult]:
         """End all sandboxes and the job, which cannot be opened again."""
-        return Stream(self._portal, self._portal.make(self._inner.stop), _result)
+        return [_result(self._portal, r) for r in self._portal.do(self._inner.stop)]
 
-    def label(self, labels: Mapping[str, str]) -> Stream[JobResult]:
+    def label(self, labels: Mapping[str, str]) -> List[JobResult]:
         """Set labels of the job and of its sandboxes that have not ended; an empty value takes one away."""
-        return Stream(self._portal, self._portal.make(self._inner.label, labels), _result)
+        return [_result(self._portal, r) for r in self._portal.do(self._inner.label, labels)]
 
     def events(self, *, after: int=0, follow: bool=True) -> Stream[JobEvent]:
         """Give what happened behind event number after; follow waits for more. A broken connection is taken up."""
@@ -650,15 +721,52 @@ class Forward(_Wrapper):
 
 
 class Functions(_Wrapper):
-    """Calls of functions: one command in a pristine sandbox, which is gone afterwards."""
+    """Judges, compilers, graders: what needs no state."""
+
+    def call(self, source: Union[bytes, str], *, runtime: str='python3', image: str='', spec: Optional[Spec]=None, args: Sequence[str]=(), input: Union[None, bytes, str]=None, files: Optional[Mapping[str, Union[bytes, str]]]=None, env: Optional[Mapping[str, str]]=None, user: str='', preload: Sequence[str]=(), limits: Limits=Limits()) -> FunctionResult:
+        """Run a program once, where it finds nothing but its images and what it is given.
+
+        source: the program. runtime: ``python3``, ``bash``, ``sh``, ``c``, ``c++``, ``go`` or ``node``, as far as the image has it.
+        image, or spec for an environment of more than that; of a spec nothing but the environment and project counts.
+        files: contents by path below the working folder, ``/work``. preload: Python modules that are imported before the call.
+
+        Errors: Unsupported for a runtime that the image lacks, Invalid for a bad call, Exhausted when there is no room. How the
+        program ended is no error. A call is repeated when there was no answer: it has no effect outside of itself.
+        """
+        return self._portal.do(self._inner.call, source, runtime=runtime, image=image, spec=spec, args=args, input=input, files=files, env=env, user=user, preload=preload, limits=limits)
+
+    def batch(self, cases: Iterable[Case], *, source: Union[bytes, str]=b'', runtime: str='python3', image: str='', spec: Optional[Spec]=None, args: Sequence[str]=(), files: Optional[Mapping[str, Union[bytes, str]]]=None, env: Optional[Mapping[str, str]]=None, user: str='', preload: Sequence[str]=(), limits: Limits=Limits(), at_a_time: int=0) -> Stream[FunctionItem]:
+        """Run a program on many inputs, each as ``call`` does; a source is built once.
+
+        at_a_time: cases that run at once, at most 64; default what the node finds good.
+        """
+        return Stream(self._portal, self._portal.make(self._inner.batch, cases, source=source, runtime=runtime, image=image, spec=spec, args=args, files=files, env=env, user=user, preload=preload, limits=limits, at_a_time=at_a_time))
 
     def run(self, command: Argv, *, image: str='', spec: Optional[Spec]=None, input: Union[None, bytes, str]=None, files: Optional[Mapping[str, Union[bytes, str]]]=None, env: Optional[Mapping[str, str]]=None, cwd: Name='', user: str='', timeout: Seconds=60, check: bool=False) -> Result:
         """Run a command in a sandbox that nobody used before.
 
-        image, or spec for more than that; a spec that names no kind is of kind ``fncall``. files: contents by path, written
-        before. The others as for ``Sandbox.exec``; timeout is 60 seconds unless it is given.
+        image, or spec for more than that; a spec that names no kind is of kind ``fncall``, or ``container`` where there are
+        files, which sandboxes of that kind have not. files: contents by path, written before. The others as for
+        ``Sandbox.exec``; timeout is 60 seconds unless it is given. For many short programs, ``call`` is faster.
         """
         return self._portal.do(self._inner.run, command, image=image, spec=spec, input=input, files=files, env=env, cwd=cwd, user=user, timeout=timeout, check=check)
+
+
+class Snapshots(_Wrapper):
+    """The saved states of the token's project and those below. ``Sandbox.snapshot`` makes one; a Spec's ``from_snapshot``
+    names the one that a new sandbox begins with."""
+
+    def list(self) -> List[Snapshot]:
+        """Give all, newest first."""
+        return self._portal.do(self._inner.list)
+
+    def get(self, id: str) -> Snapshot:
+        """Find one. NotFound: there is none, or only another project's."""
+        return self._portal.do(self._inner.get, id)
+
+    def remove(self, id: str) -> None:
+        """Delete one. Sandboxes that were made from it are not touched."""
+        self._portal.do(self._inner.remove, id)
 
 
 class DSecClient(_Wrapper):
@@ -667,13 +775,15 @@ class DSecClient(_Wrapper):
     url: ``http://host:port`` or ``https://host``; default DSEC_URL, else what ``dsec up`` left on this host, else
         port 7070 here.
     token: default DSEC_TOKEN, else the one of ``dsec up``.
-    timeout: seconds within which the server begins to answer a call that is short by nature.
+    timeout: seconds within which the server begins to answer a call that is short by nature; above 0.
     retry: seconds for which a call is repeated while there is no answer, where repeating is harmless; what was under way,
         such as a command, is waited for fifteen times as long. 0 means never.
-    retry_on: kinds of error that are repeated.
-    connections: most connections at a time, also bounded by the limit of open files; a command that runs holds one.
+    retry_on: kinds of error that are repeated, as ``DSecError.kind`` names them.
+    connections: most connections at a time, at least 1, also bounded by the limit of open files; a command that runs holds one.
         Calls beyond that wait.
     ssl: how to trust the server; default as Python does.
+
+    Invalid: one of these is not what it may be.
     """
 
     def __init__(self, url: Optional[str]=None, token: Optional[str]=None, *, timeout: float=60.0, retry: float=5.0, retry_on: Iterable[str]=('unavailable',), connections: int=4096, ssl: Optional[ssl_module.SSLContext]=None) -> None:
@@ -684,10 +794,6 @@ class DSecClient(_Wrapper):
             portal.close()
             raise
         super().__init__(portal, inner)
-
-    @property
-    def fn(self) -> Functions:
-        return Functions(self._portal, self._inner.fn)
 
     @property
     def url(self) -> Any:
@@ -701,6 +807,14 @@ class DSecClient(_Wrapper):
     def jobs(self) -> Jobs:
         return Jobs(self._portal, self._inner.jobs)
 
+    @property
+    def fn(self) -> Functions:
+        return Functions(self._portal, self._inner.fn)
+
+    @property
+    def snapshots(self) -> Snapshots:
+        return Snapshots(self._portal, self._inner.snapshots)
+
     def create(self, spec: Spec, *, key: Optional[str]=None, timeout: Seconds=CREATE) -> Sandbox:
         """Make a sandbox; return it when it runs.
 
@@ -709,7 +823,8 @@ class DSecClient(_Wrapper):
         timeout: seconds for all of it.
 
         Errors: Invalid for a bad spec, NotFound for an image that does not exist, Unsupported for a kind that the server
-        lacks, Exhausted at once when there is no room. A create that fails leaves nothing behind.
+        lacks, Exhausted at once when there is no room. A create that fails or is cancelled leaves nothing behind; but with
+        a key of the caller's own, what may have been made stays for whoever repeats it.
         """
         return Sandbox(self._portal, self._portal.do(self._inner.create, spec, key=key, timeout=timeout))
 

@@ -379,6 +379,40 @@ class Connections(Async):
             await self.soon(fake.closed.wait())
             self.assertEqual(c._channel.pool.open, 0)
 
+    async def test_a_create_that_nobody_waits_for(self):
+        """What was made while its caller went away is ended, unless the caller has a key that finds it."""
+        async def serve(request, writer, n):
+            kind = request.path.rpartition("/")[2]
+            if kind == "Create":
+                return "hold"
+            if kind == "List":
+                made = [r.headers["dsec-key"] for r in fake.requests if r.path.endswith("/Create")]
+                writer.write(answer({"sandboxes": [{"id": f"sb{i}", "key": k, "state": "running"} for i, k in enumerate(made + ["another"])]}))
+            else:
+                writer.write(answer(BOX))
+            return True
+
+        def stopped():
+            return sorted(r.headers["dsec-sandbox"] for r in fake.requests if r.path.endswith("/Stop"))
+
+        async with Fake(serve) as fake, fake.client() as c:
+            job = libdsec.Job(c._channel, libdsec.JobInfo("j"), 2)
+            spec = libdsec.Spec(image="x")
+            calls = [asyncio.ensure_future(w) for w in (c.create(spec), c.create(spec, key="mine"), job.create(spec))]
+            await self.until(lambda: len(fake.requests) == 3)
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            mine = next(i for i, r in enumerate(fake.requests) if r.headers["dsec-key"] == "mine")
+            want = [f"sb{i}" for i in range(3) if i != mine]
+            await self.until(lambda: len(stopped()) == 2)
+            self.assertEqual(stopped(), want)
+            self.assertEqual(sum(r.path.endswith("/List") for r in fake.requests), 1)
+            # One that waited no longer, just before the end of the client.
+            with self.assertRaises(libdsec.Timeout):
+                await c.create(spec, timeout=0.01)
+        self.assertEqual(stopped(), [*want, "sb3"])
+
     async def test_cancelling_one_that_waits(self):
         go = asyncio.Event()
 

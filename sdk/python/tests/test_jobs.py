@@ -1,7 +1,9 @@
 """Jobs, against a server that answers as the schema says."""
 
 import asyncio
+import gc
 import unittest
+import warnings
 
 import libdsec
 from libdsec import Item, Spec
@@ -57,6 +59,28 @@ class Jobs(Async):
             self.assertEqual([i["key"] for i in fake.requests[1].messages[0]["items"]], ["c", "3"])
             self.assertEqual(len(fake.requests[0].messages[0]["specs"]), 2)
 
+    async def test_each_item_has_its_own_spec(self):
+        async def serve(request, writer, n):
+            writer.write(stream(*({"index": i, "key": m["key"], "sandbox": box(i)} for i, m in enumerate(request.messages[0]["items"]))))
+            return True
+
+        def changed():
+            spec = Spec(image="x", labels={})
+            for i in range(50):
+                spec.labels["task"] = f"t{i}"
+                yield Item(spec, f"t{i}")
+
+        for items in (
+            (Item(Spec(image="x", labels={"task": f"t{i}"}), f"t{i}") for i in range(50)),  # nobody keeps these
+            changed(),  # and these are one thing that changes
+        ):
+            async with Fake(serve) as fake, fake.client() as c:
+                job = libdsec.Job(c._channel, libdsec.JobInfo("j"), 2)
+                await job.create_many(items)
+                m = fake.requests[0].messages[0]
+                got = [(i["key"], m["specs"][i.get("spec", 0)]["labels"]["task"]) for i in m["items"]]
+                self.assertEqual(got, [(f"t{i}", f"t{i}") for i in range(50)])
+
     async def test_calls_on_all_tell_each_once(self):
         async def serve(request, writer, n):
             writer.write(stream({"sandbox": box(0)}, end=False) if n == 0 else stream({"sandbox": box(0)}, {"index": 1, "sandbox": box(1)}))
@@ -95,6 +119,34 @@ class Jobs(Async):
                 self.assertEqual(fake.requests[1].message, {"job": "j", "epoch": "2"})
                 self.assertEqual(len(fake.requests), 5)
         await asyncio.sleep(0)
+
+    async def test_whoever_stops_a_job_did_not_lose_its_lease(self):
+        async def serve(request, writer, n):
+            kind = request.path.rpartition("/")[2]
+            if kind == "Stop":
+                writer.write(stream({"sandbox": box(0)}))
+            else:
+                writer.write(failure("failed_precondition", "it is stopped") if any(r.path.endswith("/Stop") for r in fake.requests) else answer(JOB))
+            return True
+
+        async with Fake(serve) as fake, fake.client() as c, await c.jobs.open("j") as job:
+            self.assertEqual([r.id for r in await job.stop()], ["sb0"])
+            await self.until(lambda: job._keeper.done())
+            self.assertIsNone(job.fenced)
+            self.assertTrue(fake.requests[-1].path.endswith("/Renew"))
+
+    async def test_what_is_never_awaited_is_warned_of(self):
+        async with libdsec.DSecClient("http://127.0.0.1:1", "t", retry=0) as c:
+            job = libdsec.Job(c._channel, libdsec.JobInfo("j"), 2)
+            for make, want in ((job.stop, "libdsec.job.stop"), (lambda: job.create_many([Spec(image="x")]), "libdsec.job.create_many"),
+                               (lambda: c.fn.batch([libdsec.Case()]), "libdsec.fn.batch")):
+                with self.assertWarnsRegex(RuntimeWarning, want + " was never awaited"):
+                    make()
+                    gc.collect()
+                with warnings.catch_warnings(record=True) as seen, self.assertRaises(libdsec.Unavailable):
+                    warnings.simplefilter("always")
+                    await make()
+                self.assertEqual([str(w.message) for w in seen if issubclass(w.category, RuntimeWarning)], [])
 
 
 if __name__ == "__main__":

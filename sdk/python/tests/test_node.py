@@ -301,6 +301,36 @@ class Sandboxes(Node):
             await task
         self.assertEqual((await self.soon(boxes[0].wait())).cause, "user")
 
+    async def test_snapshots_and_forks(self):
+        await self.sb.exec("echo kept > /kept; rm -r /home")
+        snap = await self.sb.snapshot(key="s-" + self.sb.id)
+        self.assertEqual((await self.sb.snapshot(key="s-" + self.sb.id)).id, snap.id)
+        self.assertEqual((snap.sandbox, snap.memory, snap.spec.kind), (self.sb.id, False, "container"))
+        self.assertGreater(snap.sequence, 0)
+        await self.sb.exec("echo changed > /kept")
+        self.assertIn(snap.id, [s.id for s in await self.client.snapshots.list()])
+        async with await self.client.create(libdsec.Spec(from_snapshot=snap.id)) as sb:
+            self.assertEqual(await sb.files.read("/kept"), b"kept\n")
+            self.assertEqual((await sb.exec("ls /home")).code, 1)
+            self.assertEqual(sb.info.spec.from_snapshot, snap.id)
+        await self.client.snapshots.remove(snap.id)
+        with self.assertRaises(libdsec.NotFound):
+            await self.client.snapshots.get(snap.id)
+        with self.assertRaises(libdsec.NotFound):
+            await self.client.create(libdsec.Spec(from_snapshot=snap.id))
+        kids = await self.sb.fork(2, labels={"child": "yes"}, key="f-" + self.sb.id)
+        self.assertEqual([k.id for k in await self.sb.fork(2, key="f-" + self.sb.id)], [k.id for k in kids])
+        for k in kids:
+            self.assertEqual((await k.exec("cat /kept; hostname")).out.split()[0], "changed")
+            self.assertEqual((k.info.spec.from_snapshot, k.info.spec.labels["child"]), (self.sb.id, "yes"))
+            await k.stop()
+        with self.assertRaises(libdsec.Invalid):
+            await self.sb.fork(65)
+        with self.assertRaises(libdsec.Unsupported):
+            await self.sb.screen.screenshot()
+        with self.assertRaises(libdsec.Unsupported):
+            await self.sb.screen.click(at=(1, 2))
+
     async def test_images(self):
         name = "test-" + self.sb.id
         await self.sb.exec("echo new > /new")
@@ -319,6 +349,19 @@ class Sandboxes(Node):
         tool = await self.client.images.upload(name + "-tool@1", b.getvalue(), role="toolkit")
         async with await self.client.create(self.spec(toolkits=[tool.ref])) as sb:
             self.assertEqual(await sb.files.read("/tool"), b"abc")
+        self.assertEqual((await self.client.images.tag(tool.ref, "stable")).tags, ("stable",))
+        with self.assertRaises(libdsec.Exists):
+            await self.client.images.tag(tool.ref, "1")
+        self.assertEqual((await self.client.images.inspect(name + "-tool@stable")).ref, tool.ref)
+        with self.assertRaises(libdsec.Conflict):
+            await self.client.images.remove(tool.ref)
+        await self.client.images.remove(name + "-tool@stable")
+        listed = {i.ref: i for i in await self.client.images.list(name, usage=True)}
+        self.assertEqual(sorted(listed), sorted([image.ref, tool.ref]))
+        self.assertGreater(listed[tool.ref].usage.unique, 0)
+        self.assertEqual((await self.client.images.adopt(tool.digest, name + "-tool@2")).role, "toolkit")
+        self.assertEqual((await self.client.images.inspect(tool.ref)).usage.unique, 0)
+        await self.client.images.remove(name + "-tool@2")
         for ref in (image.ref, tool.ref):
             self.assertIn(ref, [i.ref for i in await self.client.images.list()])
             await self.client.images.remove(ref)

@@ -59,6 +59,11 @@ class Sync(unittest.TestCase):
         box = self.client.run_container(libdsec.DSecContainerRunArgs(container_image=IMAGE))
         self.assertEqual(box.run_shell("echo b").out, "b\n")
         box.stop()
+        job = self.client.jobs.create()
+        made = [r.sandbox for r in job.create_many([Spec(image=IMAGE, memory="64M")])]
+        self.assertEqual(made[0].exec("echo in a job").out, "in a job\n")
+        job.stop()  # done by the call itself
+        self.assertFalse(made[0].refresh().alive)
 
     def test_ports(self):
         self.sb.start("nc -ll -p 7000 -e cat")

@@ -165,7 +165,12 @@ class Package(unittest.TestCase):
         self.assertEqual(r.returncode, 0, r.stderr)
 
     def test_only_the_standard_library(self):
-        code = "import sys; sys.path.insert(0, sys.argv[1]); import libdsec, libdsec.sync"
+        code = (
+            "import sys; sys.path.insert(0, sys.argv[1]); import libdsec\n"
+            "assert 'libdsec.sync' not in sys.modules and 'sync' in dir(libdsec)\n"
+            "assert libdsec.sync.connect and 'libdsec.sync' in sys.modules\n"
+            "from libdsec import sync"
+        )
         r = subprocess.run([sys.executable, "-S", "-I", "-W", "error", "-c", code, ROOT], capture_output=True, text=True)
         self.assertEqual(r.returncode, 0, r.stderr)
 

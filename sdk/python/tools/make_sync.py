@@ -20,20 +20,23 @@ CLASSES = [
     ("Ports", "ports", None, (), {}),
     ("Process", "process", None, ("id", "status"), {}),
     ("Operations", "sandbox", None, ("id",), {"files": "Files", "ports": "Ports"}),
-    ("Sandbox", "sandbox", "Operations", ("info",), {}),
+    ("Screen", "snapshots", None, ("id",), {}),
+    ("Sandbox", "sandbox", "Operations", ("info",), {"screen": "Screen"}),
     ("Session", "sandbox", "Operations", ("name", "number"), {"sandbox": "Sandbox"}),
     ("Images", "images", None, (), {}),
     ("Job", "jobs", None, ("id", "info", "epoch", "fenced"), {}),
     ("Jobs", "jobs", None, (), {}),
     ("DSecContainer", "published", None, ("id",), {"sandbox": "Sandbox"}),
     ("Forward", "ports", None, ("host", "port"), {}),
+    ("Functions", "fn", None, (), {}),
+    ("Snapshots", "snapshots", None, (), {}),
 ]
 WRAPPED = {name for name, *_ in CLASSES}
-STREAMS = {"Output": "Chunk", "Pieces": "bytes", "Watch": "Event", "Pull": "Progress", "Results": "JobResult", "Events": "JobEvent",
+STREAMS = {"Output": "Chunk", "Pieces": "bytes", "Watch": "Event", "Pull": "Progress", "Results": "JobResult", "Events": "JobEvent", "Batch": "FunctionItem",
            "AsyncIterator[Tuple[str, str]]": "Tuple[str, str]"}
 # Properties and what is written by hand in HEAD.
 SKIP = {"dial", "open", "aclose"}
-CLIENT = ("DSecClient", "client", None, ("url",), {"images": "Images", "jobs": "Jobs"})
+CLIENT = ("DSecClient", "client", None, ("url",), {"images": "Images", "jobs": "Jobs", "fn": "Functions", "snapshots": "Snapshots"})
 
 HEAD = '''"""The same names as in libdsec, for programs without an event loop.
 
@@ -58,16 +61,17 @@ from types import TracebackType
 from typing import Any, AsyncIterator, Awaitable, Callable, Dict, Generic, Iterable, Iterator, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 
 from . import client as _client
-from . import fn as _fn
 from . import jobs as _jobs
 from . import ports as _ports
 from . import sandbox as _sandbox
 from .files import Data
+from .fn import Case, FunctionItem, FunctionResult, Limits
 from .jobs import Item, JobEvent, JobInfo, JobResult
 from .process import MAX_OUTPUT
 from .client import CREATE
+from .errors import Misused
 from .published import DSecContainerRunArgs
-from .records import Chunk, Event, FileInfo, Image, Name, Progress, Result, SandboxInfo, Seconds, Size, Spec, Status
+from .records import Chunk, Event, FileInfo, Image, Name, Progress, Result, SandboxInfo, Seconds, Size, Snapshot, Spec, Status
 from .sandbox import Argv, StepName
 
 T = TypeVar("T")
@@ -94,9 +98,9 @@ class _Portal:
             return await f(*args, **kwargs)
 
         if self._pid != os.getpid():
-            raise RuntimeError("a client does not survive a fork: connect again in the child")
+            raise Misused("a client does not survive a fork: connect again in the child")
         if threading.current_thread() is self._thread or not self._thread.is_alive():
-            raise RuntimeError("the client is closed, or was called from its own thread")
+            raise Misused("the client is closed, or was called from its own thread")
         future = asyncio.run_coroutine_threadsafe(work(), self._loop)
         try:
             return future.result()
@@ -256,7 +260,11 @@ def method(f):
     call = ", ".join([f"self._inner.{f.name}"] + pass_on)
     do = f"self._portal.{'do' if is_async else 'make'}({call})"
     hint = returns
-    if returns in STREAMS:
+    if returns == "Results" and f.name != "create_many":
+        # Done by the call itself: nobody expects of stop() that it waits for somebody who asks for its results.
+        hint = "List[JobResult]"
+        body = f"return [_result(self._portal, r) for r in {do.replace('.make(', '.do(')}]"
+    elif returns in STREAMS:
         item = STREAMS[returns]
         hint = f"Stream[{item}]"
         do = f"self._portal.make({call})"
@@ -305,12 +313,6 @@ def write_class(name, module, base, plain, wrapped):
     return "\n".join(out + methods).rstrip() + "\n"
 
 
-def functions():
-    f = next(n for n in find("fn", "Functions").body if getattr(n, "name", "") == "run")
-    return ('class Functions(_Wrapper):\n    """Calls of functions: one command in a pristine sandbox, which is gone afterwards."""\n\n'
-            + method(f))
-
-
 def client():
     node = find("client", "DSecClient")
     init = next(n for n in node.body if getattr(n, "name", "") == "__init__")
@@ -318,15 +320,15 @@ def client():
     args = ", ".join(["_client.DSecClient", "url", "token"] + [f"{x.arg}={x.arg}" for x in init.args.kwonlyargs])
     ctor = (f"    def __init__({ast.unparse(init.args)}) -> None:\n        portal = _Portal()\n        try:\n"
             f"            inner = portal.make({args})\n        except BaseException:\n            portal.close()\n            raise\n"
-            "        super().__init__(portal, inner)\n\n    @property\n    def fn(self) -> Functions:\n        return Functions(self._portal, self._inner.fn)\n\n")
+            "        super().__init__(portal, inner)\n\n")
     at = text.index("    @property")
     return text[:at] + ctor + text[at:].rstrip() + "\n" + TAIL
 
 
 def generate():
-    parts = [HEAD] + [write_class(*c) for c in CLASSES] + [functions(), client()]
+    parts = [HEAD] + [write_class(*c) for c in CLASSES] + [client()]
     text = "\n\n".join(p.strip("\n") + "\n" for p in parts)
-    return text.replace("import fn as _fn\nfrom . ", "").replace("from . import fn as _fn\n", "").replace("from . import jobs as _jobs\n", "").replace("from . import sandbox as _sandbox\n", "")
+    return text.replace("from . import jobs as _jobs\n", "").replace("from . import sandbox as _sandbox\n", "")
 
 
 def main():

@@ -1,0 +1,190 @@
+package depot
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/fuse"
+	"github.com/dsec-go/dsec/lazy"
+)
+
+// folder is the FUSE folder: what is read there is timed and noted.
+type folder struct {
+	*registry
+	cache  *lazy.Cache
+	limit  time.Duration
+	waits  waits
+	noted  notes
+	opened atomic.Int64
+}
+
+// Read implements fuse.Folder.
+func (f *folder) Read(ctx context.Context, r fuse.Read) (int, error) {
+	f.opened.Add(1)
+	k := f.get(r.Node)
+	if k == nil {
+		return 0, fmt.Errorf("%w: %w", unix.ESTALE, errUnknown)
+	}
+	begin := time.Now()
+	if err := f.readyIn(ctx, k); err != nil {
+		f.waits.add(r.Pid, time.Since(begin))
+		return 0, err
+	}
+	got, err := f.cache.Read(ctx, k.data.Digest, r.Off, r.Size, r.Buf)
+	if len(got.Missed) > 0 {
+		f.waits.add(r.Pid, got.Waited)
+		f.noted.read(k.data.Digest, got.Missed)
+	}
+	return got.N, err
+}
+
+// readyIn is ready within the limit of a read.
+func (f *folder) readyIn(ctx context.Context, k *known) error {
+	ctx, cancel := context.WithTimeout(ctx, f.limit)
+	defer cancel()
+	return f.ready(ctx, k)
+}
+
+// maxGroups bounds how many groups waits knows.
+const maxGroups = 16384
+
+// waits sums up how long processes waited, by their control group.
+type waits struct {
+	mu sync.Mutex
+	by map[string]int64
+}
+
+func (w *waits) add(pid int, d time.Duration) {
+	group := groupOf(pid)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.by == nil || len(w.by) >= maxGroups && w.by[group] == 0 {
+		w.by = map[string]int64{} // sums of sandboxes of long ago
+	}
+	w.by[group] += int64(d)
+}
+
+func (w *waits) all() map[string]int64 {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	out := make(map[string]int64, len(w.by))
+	for g, n := range w.by {
+		out[g] = n
+	}
+	return out
+}
+
+// groupOf gives the control group of a thread: in the hierarchy of memory, or in the one.
+func groupOf(tid int) string {
+	if tid <= 0 {
+		return ""
+	}
+	b, err := os.ReadFile("/proc/" + strconv.Itoa(tid) + "/cgroup")
+	if err != nil {
+		return ""
+	}
+	group := ""
+	for line := range strings.Lines(string(b)) {
+		f := strings.SplitN(strings.TrimSpace(line), ":", 3)
+		if len(f) != 3 {
+			continue
+		}
+		if f[1] == "" && group == "" || strings.Contains(","+f[1]+",", ",memory,") {
+			group = f[2]
+		}
+	}
+	return group
+}
+
+// NoteFor is how long what is read of a layer is noted, after it was told first.
+const NoteFor = 30 * time.Second
+
+// Bounds of notes.
+const (
+	maxNoted  = 1 << 14 // chunks of a layer
+	maxLayers = 256     // that are noted at a time
+)
+
+// notes record which chunks of a layer were missed first, in order.
+type notes struct {
+	mu     sync.Mutex
+	layers map[blob.Digest]*note
+}
+
+type note struct {
+	since time.Time
+	data  []blob.Digest
+	order [][2]int // number of the blob, chunk
+	done  bool     // it was asked for, or is not wanted
+}
+
+// begin notes a layer from now on, unless it was already.
+func (n *notes) begin(layer blob.Digest, data []blob.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.layers == nil {
+		n.layers = map[blob.Digest]*note{}
+	}
+	if n.layers[layer] != nil {
+		return
+	}
+	if len(n.layers) >= maxLayers {
+		for d, old := range n.layers {
+			if time.Since(old.since) > NoteFor {
+				delete(n.layers, d)
+			}
+		}
+	}
+	if len(n.layers) < maxLayers {
+		n.layers[layer] = &note{since: time.Now(), data: data}
+	}
+}
+
+// dismiss notes a layer no more: it has a profile.
+func (n *notes) dismiss(layer blob.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l := n.layers[layer]; l != nil {
+		l.done, l.order = true, nil
+	}
+}
+
+func (n *notes) read(d blob.Digest, chunks []int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, l := range n.layers {
+		if l.done || time.Since(l.since) > NoteFor {
+			continue
+		}
+		for i, have := range l.data {
+			if have != d {
+				continue
+			}
+			for _, c := range chunks {
+				if len(l.order) < maxNoted {
+					l.order = append(l.order, [2]int{i, c})
+				}
+			}
+		}
+	}
+}
+
+// take gives what was noted of a layer once its time is over; nil before.
+func (n *notes) take(layer blob.Digest) *note {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.layers[layer]
+	if l == nil || l.done || len(l.order) == 0 || time.Since(l.since) <= NoteFor {
+		return nil
+	}
+	return &note{data: l.data, order: l.order}
+}

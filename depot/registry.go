@@ -1,0 +1,214 @@
+package depot
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/singleflight"
+
+	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/fuse"
+	"github.com/dsec-go/dsec/image"
+	"github.com/dsec-go/dsec/lazy"
+)
+
+// registry knows the data blobs of all layers that were told, since a successor is asked for
+// any of them: the kernel has them open and does not say what they are but for their node.
+type registry struct {
+	dir   string
+	store blob.Store // whole blobs, near
+	cache *lazy.Cache
+	limit time.Duration // of fetching a chunk table
+
+	mu     sync.Mutex
+	layers map[blob.Digest][]image.Data
+	nodes  map[uint64]*known
+}
+
+// known is one data blob.
+type known struct {
+	data image.Data
+
+	added atomic.Bool        // to the cache
+	turn  singleflight.Group // who adds it
+}
+
+// node gives the number of a blob in the FUSE folder: the beginning of its digest, never one
+// of the numbers that mean something.
+func node(d blob.Digest) uint64 {
+	sum := d.Sum()
+	return binary.BigEndian.Uint64(sum[:8]) | 1<<63
+}
+
+func (k *known) file() fuse.File {
+	return fuse.File{Name: k.data.Digest.Hex(), Node: node(k.data.Digest), Size: k.data.Size}
+}
+
+// openRegistry reads what was written by earlier processes. A file that is torn belongs to a
+// layer that was not told.
+func openRegistry(dir string, store blob.Store, cache *lazy.Cache, limit time.Duration) (*registry, error) {
+	r := &registry{dir: dir, store: store, cache: cache, limit: limit, layers: map[blob.Digest][]image.Data{}, nodes: map[uint64]*known{}}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("open registry of layers: %w", err)
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return nil, fmt.Errorf("open registry of layers: %w", err)
+	}
+	for _, e := range entries {
+		d, err := blob.Parse("sha256:" + e.Name())
+		if err != nil {
+			continue
+		}
+		b, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		var data []image.Data
+		if err != nil || json.Unmarshal(b, &data) != nil || !sound(data) {
+			os.Remove(filepath.Join(dir, e.Name())) //nolint:errcheck // the next start tries again
+			continue
+		}
+		if r.enter(d, data) != nil {
+			continue
+		}
+	}
+	return r, nil
+}
+
+func sound(data []image.Data) bool {
+	for _, d := range data {
+		if d.Digest.Check() != nil || d.Chunks.Digest.Check() != nil || d.Size <= 0 || d.Packed != nil && d.Packed.Digest.Check() != nil {
+			return false
+		}
+	}
+	return true
+}
+
+// add writes a layer down and makes its blobs known.
+func (r *registry) add(layer blob.Digest, data []image.Data) error {
+	r.mu.Lock()
+	_, ok := r.layers[layer]
+	r.mu.Unlock()
+	if ok {
+		return nil
+	}
+	b, err := json.Marshal(data)
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(r.dir, layer.Hex())
+	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
+		return fmt.Errorf("write down layer: %w", err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write down layer: %w", err)
+	}
+	return r.enter(layer, data)
+}
+
+func (r *registry) enter(layer blob.Digest, data []image.Data) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, d := range data {
+		// Whoever finds two blobs whose names begin with the same 63 bits gets no use of it.
+		if k := r.nodes[node(d.Digest)]; k != nil && k.data.Digest != d.Digest {
+			return fmt.Errorf("blobs %s and %s have one number: %w", d.Digest, k.data.Digest, image.ErrCorrupt)
+		}
+	}
+	for _, d := range data {
+		if r.nodes[node(d.Digest)] == nil {
+			r.nodes[node(d.Digest)] = &known{data: d}
+		}
+	}
+	r.layers[layer] = data
+	return nil
+}
+
+// get gives a blob by its node.
+func (r *registry) get(n uint64) *known {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.nodes[n]
+}
+
+// data gives the blobs of a layer that was told.
+func (r *registry) data(layer blob.Digest) []image.Data {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.layers[layer]
+}
+
+func (r *registry) count() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.layers)
+}
+
+// ready has a blob in the cache, so that it can be read: its chunk table is fetched first.
+func (r *registry) ready(ctx context.Context, k *known) error {
+	if k.added.Load() {
+		return nil
+	}
+	// Those who wait for a store that is away wait together, each for as long as it wants.
+	wait := k.turn.DoChan("", func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limit)
+		defer cancel()
+		t, err := image.ReadTable(ctx, r.store, k.data)
+		if err == nil {
+			err = r.cache.Add(k.data, t)
+		}
+		if err == nil {
+			k.added.Store(true)
+		}
+		return nil, err
+	})
+	select {
+	case got := <-wait:
+		return got.Err
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
+// Lookup implements fuse.Folder.
+func (r *registry) Lookup(name string) (fuse.File, bool) {
+	d, err := blob.Parse("sha256:" + strings.ToLower(name))
+	if err != nil || d.Hex() != name {
+		return fuse.File{}, false
+	}
+	k := r.get(node(d))
+	if k == nil || k.data.Digest != d {
+		return fuse.File{}, false
+	}
+	return k.file(), true
+}
+
+// File implements fuse.Folder.
+func (r *registry) File(n uint64) (fuse.File, bool) {
+	k := r.get(n)
+	if k == nil {
+		return fuse.File{}, false
+	}
+	return k.file(), true
+}
+
+// Files implements fuse.Folder.
+func (r *registry) Files() []fuse.File {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := make([]fuse.File, 0, len(r.nodes))
+	for _, k := range r.nodes {
+		out = append(out, k.file())
+	}
+	return out
+}
+
+// errUnknown is the error of a node that no layer has.
+var errUnknown = errors.New("no layer has such a file")

@@ -1,0 +1,99 @@
+package e2e_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/dsec-go/dsec"
+)
+
+// TestCommitsOnTwoNodes hands a workspace to and fro between two nodes that share a
+// store, each time with a commit: a new sandbox on the other has all of it, in one
+// layer of a bounded number of blobs.
+func TestCommitsOnTwoNodes(t *testing.T) {
+	store := "file://" + filepath.Join(t.TempDir(), "store")
+	a, b := unstarted(t), fresh(t)
+	for _, n := range []*node{a, b} {
+		n.flags = []string{"--store", store}
+		must(t, n.start())
+	}
+	inspect := func(n *node, name string) (img dsec.Image) {
+		t.Helper()
+		must(t, json.Unmarshal([]byte(n.dsec(t, "image", "inspect", name, "--json")), &img))
+		return img
+	}
+	a.importBusybox(t)
+	b.dsec(t, "image", "import", "layer:"+inspect(a, busybox).Digest, "--name", busybox)
+	if out := b.dsec(t, "node", "ls"); !strings.Contains(out, store) {
+		t.Errorf("the node's store is not shown:\n%s", out)
+	}
+
+	const depth = 20
+	for i := range depth {
+		n := []*node{a, b}[i%2]
+		flags := []string{"create", "--image", busybox}
+		if i > 0 {
+			flags = append(flags, "--workspace", fmt.Sprintf("work@%d", i-1))
+		}
+		sb := strings.TrimSpace(n.dsec(t, flags...))
+		n.dsec(t, "exec", sb, "sh", "-c", fmt.Sprintf(
+			"set -e; mkdir -p /work; dd if=/dev/urandom of=/work/noise bs=64k count=4 2>/dev/null; echo %[1]d > /work/own%[1]d; echo line%[1]d >> /work/all; echo x > /work/gone%[1]d; rm -f /work/gone%[2]d; [ %[1]d = 0 ] || [ -e /work/own%[2]d ]",
+			i, i-1))
+		must(t, n.run(nil, "commit", sb, fmt.Sprintf("work@%d", i)).fault())
+		n.dsec(t, "stop", sb)
+		next := []*node{b, a}[i%2]
+		next.dsec(t, "image", "import", "layer:"+inspect(n, fmt.Sprintf("work@%d", i)).Digest, "--name", fmt.Sprintf("work@%d", i))
+	}
+	data := 0
+	img := inspect(a, "work")
+	for _, p := range img.Usage.Parts {
+		if p.Kind == "data" || p.Kind == "packed" {
+			data++
+		}
+	}
+	if data == 0 || data > 33 || img.Role != dsec.Workspace {
+		t.Errorf("%d commits made a %s of %d blobs", depth, img.Role, data)
+	}
+	for _, n := range []*node{a, b} {
+		sb := strings.TrimSpace(n.dsec(t, "create", "--image", busybox, "--workspace", "work"))
+		out := n.dsec(t, "exec", sb, "sh", "-c", "cd /work; ls own* | wc -l; wc -l < all; tail -n 1 all; ls gone*; ls -l noise | awk '{print $5}'")
+		if want := fmt.Sprintf("%d\n%d\nline%d\ngone%d\n262144", depth, depth, depth-1, depth-1); out != want {
+			t.Errorf("the last workspace has %q, want %q", out, want)
+		}
+		n.dsec(t, "stop", sb)
+	}
+	// What may be another's is not collected, unless somebody says that there is none.
+	if r := a.run(nil, "image", "gc"); r.code == 0 || !strings.Contains(r.err, "other clusters") {
+		t.Errorf("gc of a shared store: %d, %q", r.code, r.err)
+	}
+	b.dsec(t, "image", "gc", "--alone")
+}
+
+// TestStoreThatIsAway starts a node whose store does not answer: it serves, and its
+// log has no secret.
+func TestStoreThatIsAway(t *testing.T) {
+	n := unstarted(t)
+	const secret = "hunter2hunter2hunter2"
+	n.vars = []string{"AWS_ACCESS_KEY_ID=someone", "AWS_SECRET_ACCESS_KEY=" + secret}
+	n.flags = []string{"--store", "s3://bucket/p?endpoint=http://127.0.0.1:1&timeout=1s", "--verbose"}
+	must(t, n.start())
+	if out := n.dsec(t, "image", "ls"); !strings.HasPrefix(out, "IMAGE") {
+		t.Errorf("images: %q", out)
+	}
+	out := n.dsec(t, "node", "ls", "--json")
+	if !strings.Contains(out, "s3://bucket/p") {
+		t.Errorf("nodes: %s", out)
+	}
+	doctor := n.run(nil, "doctor", "--store", "s3://bucket/p?endpoint=http://127.0.0.1:1")
+	if doctor.code != 0 || !strings.Contains(doctor.out, "store") || !strings.Contains(doctor.out, "no") {
+		t.Errorf("doctor: %d, %q, %q", doctor.code, doctor.out, doctor.err)
+	}
+	for what, text := range map[string]string{"log": n.log.String(), "list of nodes": out, "doctor": doctor.out + doctor.err} {
+		if strings.Contains(text, secret) {
+			t.Errorf("the %s tells the secret:\n%s", what, text)
+		}
+	}
+}

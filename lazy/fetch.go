@@ -1,0 +1,357 @@
+package lazy
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/erofs"
+	"github.com/dsec-go/dsec/image"
+)
+
+// Bounds.
+const (
+	maxFetches = 16 // under way; each holds its chunks until they are written and copied
+	maxRun     = 16 // chunks of one fetch: 4 MiB
+	minStream  = 4  // chunks that were fetched together before more are fetched unasked
+)
+
+var errSlow = errors.New("the store did not answer in time")
+
+// flight is one chunk on its way. data and err are set before done is closed.
+type flight struct {
+	done chan struct{}
+	data []byte
+	err  error
+}
+
+// stream is a reader that goes forward: what was fetched for it ends before chunk next, and
+// each fetch brings twice as much as the one before.
+type stream struct {
+	next, window int
+	used         time.Time
+}
+
+// run is a row of chunks that one fetch brings.
+type run struct {
+	first   int
+	flights []*flight
+}
+
+// Result says how a read went.
+type Result struct {
+	N      int           // bytes
+	Missed []int         // chunks that were not here when they were asked for
+	Waited time.Duration // for them
+}
+
+// Read gives the n bytes at off, or as many as the blob has, in what buf returns. buf is
+// called once all of them are at hand. It fails with what the store says, or at the limit.
+func (c *Cache) Read(ctx context.Context, d blob.Digest, off int64, n int, buf func() ([]byte, error)) (Result, error) {
+	e, err := c.pin(d)
+	if err != nil {
+		return Result{}, err
+	}
+	defer c.unpin(e)
+	r, err := c.read(ctx, e, off, n, buf)
+	if err != nil {
+		c.stats.failed.Add(1)
+		return r, fmt.Errorf("read %d bytes at %d of blob %s: %w", n, off, d, err)
+	}
+	return r, nil
+}
+
+func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func() ([]byte, error)) (Result, error) {
+	var r Result
+	if off < 0 || n < 0 {
+		return r, unix.EINVAL
+	}
+	n = int(min(int64(n), max(0, e.data.Size-off)))
+	if n == 0 {
+		return r, nil
+	}
+	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Limit, errSlow)
+	defer cancel()
+	first, last := int(off/erofs.ChunkSize), int((off+int64(n)-1)/erofs.ChunkSize)
+	parts := make([][]byte, last-first+1) // nil where the file has it
+	for i := first; i <= last; i++ {
+		begin := time.Now()
+		data, missed, err := c.chunk(ctx, e, i, last)
+		if missed {
+			r.Missed = append(r.Missed, i)
+			r.Waited += time.Since(begin)
+		}
+		if err != nil {
+			return r, err
+		}
+		parts[i-first] = data
+	}
+	p, err := buf()
+	if err != nil {
+		return r, err
+	}
+	p = p[:n]
+	for i := first; i <= last; i++ {
+		at := int64(i) * erofs.ChunkSize
+		from := max(off, at)
+		to := min(off+int64(n), at+int64(e.table.Size(i)))
+		out := p[from-off : to-off]
+		if data := parts[i-first]; data != nil {
+			copy(out, data[from-at:])
+			continue
+		}
+		if _, err := io.ReadFull(io.NewSectionReader(e.file, from, to-from), out); err != nil {
+			e.mu.Lock()
+			have := e.have
+			err = errors.Join(err, e.set(i, absent)) // the next read fetches it
+			freed := have - e.have
+			e.mu.Unlock()
+			c.giveBack(freed)
+			return r, fmt.Errorf("read the cache: %w", err)
+		}
+		// EROFS has these pages now; twice is once too often.
+		unix.Fadvise(int(e.file.Fd()), from, to-from, unix.FADV_DONTNEED) //nolint:errcheck // a hint
+	}
+	r.N = n
+	return r, nil
+}
+
+// chunk has chunk i at hand: in the file, or as data. A fetch for it brings those up to last
+// along.
+func (c *Cache) chunk(ctx context.Context, e *entry, i, last int) (data []byte, missed bool, err error) {
+	for {
+		e.mu.Lock()
+		switch e.state[i] {
+		case kept:
+			next, ok := e.forward(i)
+			e.mu.Unlock()
+			if ok {
+				c.start(e, next)
+			}
+			if !missed {
+				c.stats.hits.Add(1)
+			}
+			return nil, missed, nil
+		case suspect:
+			e.mu.Unlock()
+			if err := c.recheck(e, i); err != nil {
+				return nil, missed, err
+			}
+			continue
+		}
+		f := e.flying[i]
+		var r run
+		if f == nil {
+			r = e.plan(i, last)
+			f = r.flights[0]
+		}
+		e.mu.Unlock()
+		if len(r.flights) > 0 {
+			c.start(e, r)
+		}
+		missed = true
+		c.waiting.Add(1)
+		select {
+		case <-f.done:
+			c.waiting.Add(-1)
+			return f.data, true, f.err
+		case <-ctx.Done():
+			c.waiting.Add(-1)
+			return nil, true, context.Cause(ctx)
+		}
+	}
+}
+
+// recheck decides about a chunk of an earlier boot.
+func (c *Cache) recheck(e *entry, i int) error {
+	b := make([]byte, e.table.Size(i))
+	_, err := e.file.ReadAt(b, int64(i)*erofs.ChunkSize)
+	m := kept
+	if err != nil || !e.table.Is(i, b) {
+		m = absent
+		c.stats.corrupt.Add(1)
+	}
+	e.mu.Lock()
+	if e.state[i] != suspect {
+		e.mu.Unlock()
+		return nil
+	}
+	have := e.have
+	err = e.set(i, m)
+	freed := have - e.have
+	e.mu.Unlock()
+	c.giveBack(freed)
+	if err != nil {
+		return fmt.Errorf("mark chunk %d: %w", i, err)
+	}
+	return nil
+}
+
+// plan takes a row of absent chunks from i on: those up to last, and more if whoever reads
+// goes forward. Requires: e.mu held, chunk i absent and not flying.
+func (e *entry) plan(i, last int) run {
+	now := time.Now()
+	s, oldest := (*stream)(nil), &e.streams[0]
+	for k := range e.streams {
+		t := &e.streams[k]
+		if t.window > 0 && (t.next == i || t.next+1 == i) {
+			s = t
+			break
+		}
+		if t.used.Before(oldest.used) {
+			oldest = t
+		}
+	}
+	if s == nil {
+		s = oldest
+		s.window = 0
+	}
+	s.used = now
+	s.window = min(max(2*s.window, 1), maxRun)
+	r := e.row(i, max(s.window, last-i+1))
+	s.next = i + len(r.flights)
+	return r
+}
+
+// forward takes the next row of a reader that goes forward, when he comes to the second half
+// of what was fetched for him. Requires: e.mu held.
+func (e *entry) forward(i int) (run, bool) {
+	for k := range e.streams {
+		s := &e.streams[k]
+		if s.window < minStream || i < s.next-s.window/2 || i >= s.next || s.next >= len(e.state) {
+			continue
+		}
+		if e.state[s.next] != absent || e.flying[s.next] != nil {
+			return run{}, false
+		}
+		s.window, s.used = min(2*s.window, maxRun), time.Now()
+		r := e.row(s.next, s.window)
+		s.next += len(r.flights)
+		return r, true
+	}
+	return run{}, false
+}
+
+// row takes up to n chunks from i on that are absent and not flying. Requires: e.mu held.
+func (e *entry) row(i, n int) run {
+	r := run{first: i}
+	for j := i; j < len(e.state) && j < i+min(n, maxRun) && e.state[j] == absent && e.flying[j] == nil; j++ {
+		f := &flight{done: make(chan struct{})}
+		e.flying[j] = f
+		r.flights = append(r.flights, f)
+	}
+	return r
+}
+
+// start fetches a row beside the caller, who has e pinned.
+func (c *Cache) start(e *entry, r run) {
+	c.mu.Lock()
+	e.pins++
+	c.mu.Unlock()
+	c.stats.misses.Add(int64(len(r.flights)))
+	c.work.Go(func() {
+		defer c.unpin(e)
+		c.fetch(e, r, c.reserve)
+	})
+}
+
+// fetch brings a row. Whoever waits for a chunk of it has it as soon as it is there.
+func (c *Cache) fetch(e *entry, r run, reserve func(int64) bool) {
+	landed := 0
+	land := func(data []byte, err error) {
+		i, f := r.first+landed, r.flights[landed]
+		landed++
+		f.data, f.err = data, err
+		e.mu.Lock()
+		if err == nil && data != nil && !c.keep(e, i, data, reserve) {
+			c.stats.unkept.Add(1)
+		}
+		delete(e.flying, i)
+		e.mu.Unlock()
+		close(f.done)
+	}
+	err := c.bring(e, r, func(data []byte) { land(data, nil) })
+	for landed < len(r.flights) {
+		land(nil, err)
+	}
+	begin, size := int64(r.first)*erofs.ChunkSize, int64(len(r.flights))*erofs.ChunkSize
+	// Written soon, so that the pages can be given back when they are read.
+	unix.SyncFileRange(int(e.file.Fd()), begin, size, unix.SYNC_FILE_RANGE_WRITE) //nolint:errcheck // a hint
+}
+
+// bring reads a row from the store and gives its chunks in order.
+func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
+	ctx, cancel := context.WithTimeoutCause(c.life, c.cfg.Limit, errSlow)
+	defer cancel()
+	select {
+	case c.slot <- struct{}{}:
+		defer func() { <-c.slot }()
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	begin, _ := e.table.Range(r.first)
+	end, n := e.table.Range(r.first + len(r.flights) - 1)
+	from := e.data.Stored().Digest
+	body, err := c.cfg.Store.Get(ctx, from, begin, end+n-begin)
+	if err != nil {
+		return because(ctx, err)
+	}
+	defer body.Close()
+	for k := range r.flights {
+		i := r.first + k
+		_, n := e.table.Range(i)
+		frame := make([]byte, n)
+		got, err := io.ReadFull(body, frame)
+		c.stats.fetched.Add(int64(got))
+		if err != nil {
+			return because(ctx, fmt.Errorf("chunk %d: %w", i, err))
+		}
+		data, err := e.table.Open(i, frame, nil)
+		if err != nil {
+			if errors.Is(err, image.ErrCorrupt) {
+				c.stats.corrupt.Add(1)
+			}
+			return err
+		}
+		land(data)
+	}
+	return nil
+}
+
+// because gives why a context ended, if that is what err is about.
+func because(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
+	}
+	return err
+}
+
+// keep writes a chunk, then its mark. Requires: e.mu held, which makes reserve look at all
+// blobs but this one: it is pinned.
+func (c *Cache) keep(e *entry, i int, data []byte, reserve func(int64) bool) bool {
+	n := int64(len(data))
+	e.mu.Unlock()
+	ok := reserve(n)
+	if ok {
+		if _, err := e.file.WriteAt(data, int64(i)*erofs.ChunkSize); err != nil { // a full disk
+			c.giveBack(n)
+			ok = false
+		}
+	}
+	e.mu.Lock()
+	if !ok {
+		return false
+	}
+	if e.state[i] != absent || e.set(i, kept) != nil {
+		e.mu.Unlock()
+		c.giveBack(n)
+		e.mu.Lock()
+		return false
+	}
+	return true
+}
