@@ -31,8 +31,7 @@ type attic struct {
 var openAttic = sync.OnceValues(func() (*attic, error) {
 	a := &attic{work: make(chan func()), layers: map[uint64]string{}}
 	ready := make(chan error)
-	go func() {
-		runtime.LockOSThread() // never unlocked: nobody else may run in its namespace
+	go onOwnThread(func() {
 		err := emptyNamespace()
 		ready <- err
 		if err != nil {
@@ -41,12 +40,30 @@ var openAttic = sync.OnceValues(func() (*attic, error) {
 		for w := range a.work {
 			w()
 		}
-	}()
+	})
 	if err := <-ready; err != nil {
 		return nil, fmt.Errorf("make a mount namespace for layers: %w", err)
 	}
 	return a, nil
 })
+
+// onOwnThread runs f on a thread that nobody else ever runs on. It is not the
+// main one: what /proc/self tells of mounts is of that, and the process would
+// take f's for its own.
+func onOwnThread(f func()) {
+	runtime.LockOSThread() // never unlocked; but for the main one, the thread ends with the goroutine
+	if unix.Gettid() != unix.Getpid() {
+		f()
+		return
+	}
+	done := make(chan struct{})
+	go func() { // elsewhere, as long as this thread is taken
+		defer close(done)
+		onOwnThread(f)
+	}()
+	<-done
+	runtime.UnlockOSThread()
+}
 
 // atticUsed says that openAttic was called.
 var atticUsed atomic.Bool

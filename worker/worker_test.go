@@ -224,14 +224,19 @@ type results struct {
 	ended  string // the exit status
 	names  []string
 	states map[string]string // PASS, FAIL or SKIP
+	said   map[string]string // what a test printed
 }
 
-var verdict = regexp.MustCompile(`^\x16?\s*--- (PASS|FAIL|SKIP): (\S+) \(`)
+var (
+	verdict = regexp.MustCompile(`^\x16?\s*--- (PASS|FAIL|SKIP): (\S+) \(`)
+	turn    = regexp.MustCompile(`^\x16?=== (?:RUN|NAME|CONT|PAUSE) +(\S*)`)
+)
 
 func parse(t *testing.T, out []byte) map[string]*results {
 	t.Helper()
 	found := map[string]*results{}
 	var at *results
+	var test string // whose lines these are
 	for r := bufio.NewReader(bytes.NewReader(out)); ; {
 		line, err := r.ReadString('\n')
 		if err == io.EOF {
@@ -239,7 +244,7 @@ func parse(t *testing.T, out []byte) map[string]*results {
 		}
 		line = strings.TrimRight(line, "\r\n")
 		if name, ok := strings.CutPrefix(line, "@@@ begin "); ok {
-			at = &results{states: map[string]string{}}
+			at, test = &results{states: map[string]string{}, said: map[string]string{}}, ""
 			found[name] = at
 			continue
 		}
@@ -254,6 +259,10 @@ func parse(t *testing.T, out []byte) map[string]*results {
 		if m := verdict.FindStringSubmatch(line); m != nil {
 			at.names = append(at.names, m[2])
 			at.states[m[2]] = m[1]
+		} else if m := turn.FindStringSubmatch(line); m != nil {
+			test = m[1]
+		} else {
+			at.said[test] += line + "\n"
 		}
 	}
 }
@@ -268,9 +277,9 @@ func (r *results) report(t *testing.T, want []string) {
 		t.Run(n, func(t *testing.T) {
 			switch r.states[n] {
 			case "FAIL":
-				t.Error("it fails in the machine")
+				t.Errorf("it fails in the machine:\n%s", r.said[n])
 			case "SKIP":
-				t.Skip("it is skipped in the machine")
+				t.Skipf("it is skipped in the machine:\n%s", r.said[n])
 			}
 		})
 	}
@@ -283,6 +292,6 @@ func (r *results) report(t *testing.T, want []string) {
 		t.Errorf("it ended with status %q", r.ended)
 	}
 	if t.Failed() {
-		t.Logf("it printed:\n%s", r.text.String())
+		t.Logf("it printed, of no test:\n%s\nand in all:\n%s", r.said[""], r.text.String())
 	}
 }

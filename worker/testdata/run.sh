@@ -6,18 +6,7 @@ stty raw -F /dev/ttyS1
 export TMPDIR=/data/tmp DSEC_TEST_GUEST=/bin/dsec-guest DSEC_TEST_DEBIAN=/data/debian HOME=/data/home
 mkdir -p $TMPDIR $HOME
 
-# settled waits until the control groups are as a section expects to find them:
-# what the one before has ended may still be on its way out.
-settled() {
-	for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-		grep -qw memory /sys/fs/cgroup/cgroup.controllers && [ "$(grep -c ' cgroup2 ' /proc/self/mountinfo)" = 1 ] && return
-		sleep 0.5
-	done
-	echo "not settled: $(cat /sys/fs/cgroup/cgroup.controllers), $(grep cgroup /proc/self/mountinfo)"
-}
-
 section() {
-	settled
 	echo "@@@ begin $1"
 	shift
 	"$@"
