@@ -174,6 +174,88 @@ func TestKilledWhileCreating(t *testing.T) {
 	must(t, n.start())
 }
 
+// TestDamagedJournal changes one byte in the middle of a node's journal: it does not start, says
+// where and what to do, and is started again with what can be verified. Who lived there is lost.
+func TestDamagedJournal(t *testing.T) {
+	n := own(t)
+	step := func(id dsec.SandboxID) dsec.Call {
+		return dsec.Call{Sandbox: id, Step: dsec.Step{Session: "s", Number: 1}}
+	}
+	run := func(id dsec.SandboxID, word string) dsec.Result {
+		r, err := n.Commands.Run(ctx(t), step(id), dsec.Command{Shell: "echo " + word + "; echo x >> /ran"}, nil)
+		must(t, err)
+		return r
+	}
+	ended, touched := n.create(t, plain()), n.create(t, plain())
+	run(ended.ID, "earlier")
+	n.stop(t, ended.ID)
+	run(touched.ID, "damaged-here")
+	later := n.create(t, plain())
+	run(later.ID, "behind")
+	if r := n.run(nil, "mend-journal", "--data", n.data); r.code != 1 || !strings.Contains(r.err, "is running") {
+		t.Errorf("beside a running node: %d %s", r.code, r.err)
+	}
+	n.kill()
+
+	segments, err := filepath.Glob(filepath.Join(n.data, "journal", "*.log"))
+	must(t, err)
+	var path string
+	for _, s := range segments {
+		b, err := os.ReadFile(s)
+		must(t, err)
+		if at := bytes.Index(b, []byte("damaged-here")); at >= 0 {
+			path, b[at] = s, b[at]^1
+			must(t, os.WriteFile(s, b, 0o600))
+		}
+	}
+	err = n.start()
+	if err == nil || !strings.Contains(err.Error(), path+" at offset ") || !strings.Contains(err.Error(), "dsec mend-journal") {
+		t.Fatalf("a damaged journal: %v", err)
+	}
+	if out := n.dsec(t, "mend-journal", "--data", n.data); !strings.Contains(out, path+".damaged") {
+		t.Errorf("mend says\n%s", out)
+	}
+	if out := n.dsec(t, "mend-journal", "--data", n.data); !strings.Contains(out, "whole") {
+		t.Errorf("mend says of a whole journal\n%s", out)
+	}
+	must(t, n.start())
+
+	sb, err := n.Sandboxes.Get(ctx(t), ended.ID)
+	if err != nil || sb.Cause != dsec.CauseUser {
+		t.Errorf("who had ended: %s %s, %v", sb.State, sb.Cause, err)
+	}
+	eventually(t, "who lived there is lost", func() bool {
+		sb, err = n.Sandboxes.Get(ctx(t), touched.ID)
+		return err == nil && sb.State == dsec.LostGone
+	})
+	if sb.Cause != dsec.CauseNodeLost || !strings.Contains(sb.Detail, "damaged") {
+		t.Errorf("who lived there: %s, %q", sb.Cause, sb.Detail)
+	}
+	_, err = n.Commands.Run(ctx(t), step(touched.ID), dsec.Command{Shell: "echo damaged-here; echo x >> /ran"}, nil)
+	wantKind(t, "a step of who is lost", err, dsec.Lost)
+	// Who came later has lost nothing: its step is answered, not run again.
+	if r := run(later.ID, "behind"); string(r.Out) != "behind\n" || !r.Replayed {
+		t.Errorf("a step of who came later: %q, replayed %v", r.Out, r.Replayed)
+	}
+	if r := n.sh(t, later.ID, "wc -l < /ran"); strings.TrimSpace(string(r.Out)) != "1" {
+		t.Errorf("it ran %s times", r.Out)
+	}
+	for _, id := range []dsec.SandboxID{ended.ID, touched.ID, later.ID} {
+		if r := n.run(nil, "log", "--verify", string(id)); r.code != 0 {
+			t.Errorf("log of %s: %d %s", id, r.code, r.err)
+		}
+	}
+	if out := n.dsec(t, "log", string(touched.ID)); !strings.Contains(out, "damaged") {
+		t.Errorf("the log of who is lost does not say so:\n%s", out)
+	}
+	// The next restart has nothing to mend and ends nobody.
+	n.kill()
+	must(t, n.start())
+	if sb, err := n.Sandboxes.Get(ctx(t), later.ID); err != nil || sb.State != dsec.Running {
+		t.Errorf("after one more restart: %s, %v", sb.State, err)
+	}
+}
+
 // TestInterruptedNode ends dsec up by Ctrl-C with a command under way, which
 // exec survives.
 func TestInterruptedNode(t *testing.T) {

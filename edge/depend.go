@@ -17,7 +17,8 @@ type Journal interface {
 	Append(payload []byte) error
 
 	// Replay calls f with every record since the last checkpoint, the
-	// checkpoint's own first. The payload is f's for the call only.
+	// checkpoint's own first, and with nil where records are gone that may have
+	// been any. The payload is f's for the call only.
 	Replay(f func(payload []byte) error) error
 
 	// Own says once, before Replay, how the table is saved: save adds records

@@ -41,9 +41,30 @@ func (l *Log) Append(payload []byte) error {
 	return err
 }
 
-// Replay gives the records of JournalKind.
+// Replay gives the records of JournalKind, and nil where some are gone. What a
+// checkpoint has lost may have been of any sandbox it has.
 func (l *Log) Replay(f func([]byte) error) error {
-	return l.owner.Replay(context.Background(), func(r journal.Record) error { return f(r.Payload) })
+	gone := false
+	err := l.owner.Replay(context.Background(), func(r journal.Record) error {
+		if gone && !r.Snapshot {
+			gone = false
+			if err := f(nil); err != nil {
+				return err
+			}
+		}
+		switch {
+		case r.Kind != journal.KindLost:
+			return f(r.Payload)
+		case r.Snapshot:
+			gone = true
+			return nil
+		}
+		return f(nil)
+	})
+	if err == nil && gone {
+		err = f(nil)
+	}
+	return err
 }
 
 // Checkpoint compacts the journal, for all its owners.

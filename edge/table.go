@@ -127,6 +127,10 @@ func (n *Node) saved() {
 // journal was written under last, "" if it is new.
 func (n *Node) replay() (boot string, err error) {
 	err = n.cfg.Journal.Replay(func(b []byte) error {
+		if b == nil {
+			n.doubt()
+			return nil
+		}
 		c, err := decodeChange(b)
 		if err != nil {
 			return err
@@ -144,6 +148,17 @@ func (n *Node) replay() (boot string, err error) {
 	}
 	n.nextOrd = uint64(len(n.order))
 	return boot, err
+}
+
+// doubt ends what lives at a place of the journal where records are gone: any
+// of them may have been of it. What was created behind that place has lost
+// nothing.
+func (n *Node) doubt() {
+	for _, e := range n.order {
+		if !e.rec.state.Ended() && e.rec.verdict.cause == "" {
+			e.rec = e.rec.with(judge(dsec.CauseNodeLost, "the journal of node "+n.cfg.Name+" was damaged, records of the sandbox may be missing"))
+		}
+	}
 }
 
 // apply changes the table as c says; nothing else runs yet.
@@ -315,7 +330,7 @@ func (n *Node) get(id dsec.SandboxID) (*entry, error) {
 	case forgotten:
 		return nil, dsec.Errorf(dsec.NotFound, "the sandbox ended more than %v ago and is forgotten", n.cfg.Keep)
 	}
-	return nil, dsec.Errorf(dsec.Lost, "node %s lost the sandbox when it lost power", n.cfg.Name)
+	return nil, dsec.Errorf(dsec.Lost, "node %s lost the sandbox, with power or with records of its journal", n.cfg.Name)
 }
 
 // record gives what is known of e now.

@@ -33,9 +33,15 @@ func (l *Log) Own(save func(cut func(), add func([]byte) error) error) error {
 	return err
 }
 
-// Replay gives the records of JournalKind.
+// Replay gives the records of JournalKind. Where some are gone jobs come to agree
+// with what sandboxes there are, as after any restart.
 func (l *Log) Replay(f func([]byte) error) error {
-	return l.owner.Replay(context.Background(), func(r journal.Record) error { return f(r.Payload) })
+	return l.owner.Replay(context.Background(), func(r journal.Record) error {
+		if r.Kind == journal.KindLost {
+			return nil
+		}
+		return f(r.Payload)
+	})
 }
 
 // Append adds a record of JournalKind.

@@ -78,7 +78,7 @@ func (e *CorruptError) Error() string {
 // Unwrap returns ErrCorrupt.
 func (e *CorruptError) Unwrap() error { return ErrCorrupt }
 
-// Kind tells the owner of a record how to read it. The journal reserves the last two values.
+// Kind tells the owner of a record how to read it. The journal reserves the last three values.
 type Kind uint16
 
 // MaxPayload is the most bytes that a record carries. What may be larger belongs in a blob.
@@ -267,7 +267,7 @@ func allowed(kind Kind, payload []byte) error {
 	if len(payload) > MaxPayload {
 		return fmt.Errorf("%d bytes: %w", len(payload), ErrTooLarge)
 	}
-	if kind >= kindCut {
+	if kind >= KindLost {
 		return fmt.Errorf("kind %d: %w", kind, ErrKind)
 	}
 	return nil

@@ -41,7 +41,7 @@ func (j *Journal) Own(c Claim) (*Owner, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for i, k := range c.Kinds {
-		if k >= kindCut || j.owners[k] != nil || slices.Contains(c.Kinds[:i], k) {
+		if k >= KindLost || j.owners[k] != nil || slices.Contains(c.Kinds[:i], k) {
 			return nil, fmt.Errorf("own journal records of kind %d: %w", k, ErrKind)
 		}
 	}
@@ -104,13 +104,14 @@ func (o *Owner) ReadAt(p Place) ([]byte, error) { return o.j.ReadAt(p) }
 func (o *Owner) Last() uint64 { return o.j.Last() }
 
 // Replay calls fn for each of the owner's records, in order: what it saved for the last checkpoint,
-// then what it appended behind its cut. An error of fn ends the replay and is returned as it is.
+// then what it appended behind its cut; and KindLost for records that are gone, which may have been
+// the owner's. An error of fn ends the replay and is returned as it is.
 // No checkpoint runs meanwhile, so fn must not ask for one; places stay good.
 func (o *Owner) Replay(ctx context.Context, fn func(Record) error) error {
 	o.j.checkpoint.Lock()
 	defer o.j.checkpoint.Unlock()
 	err := o.j.Replay(ctx, 0, func(r Record) error {
-		if !slices.Contains(o.claim.Kinds, r.Kind) {
+		if r.Kind != KindLost && !slices.Contains(o.claim.Kinds, r.Kind) {
 			return nil
 		}
 		return fn(r)
@@ -201,7 +202,7 @@ func (j *Journal) carry(ctx context.Context, s *Snapshot, present []*Owner) erro
 		return nil
 	}
 	return j.Replay(ctx, 0, func(r Record) error {
-		if r.Seq > s.upTo || !rest.has(r.Kind) {
+		if r.Seq > s.upTo || r.Kind != KindLost && !rest.has(r.Kind) {
 			return nil
 		}
 		_, err := s.add(r.Kind, r.Payload)

@@ -28,12 +28,17 @@ const (
 	segmentSuffix = ".log"
 	snapSuffix    = ".snap"
 	tempSuffix    = ".tmp"
+	damagedSuffix = ".damaged" // what Mend has put aside
 
 	kindCut Kind = math.MaxUint16 - 1 // in a snapshot; see appendCut
 	kindEnd Kind = math.MaxUint16     // last record of a snapshot; payload: how many came before
 
 	lagUnknown = math.MaxUint32
 )
+
+// KindLost marks, in a journal that was mended, a record that is gone. Replay gives it to every
+// owner, without a payload.
+const KindLost Kind = math.MaxUint16 - 2
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
@@ -157,7 +162,12 @@ func parseCut(b []byte, cuts map[Kind]uint64) bool {
 // kindSet is a set of kinds.
 type kindSet [1 << 16 / 64]uint64
 
-func (s *kindSet) add(k Kind) { s[k/64] |= 1 << (k % 64) }
+// add adds a kind that an owner can have.
+func (s *kindSet) add(k Kind) {
+	if k < KindLost {
+		s[k/64] |= 1 << (k % 64)
+	}
+}
 
 func (s *kindSet) remove(k Kind) { s[k/64] &^= 1 << (k % 64) }
 

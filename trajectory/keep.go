@@ -119,6 +119,10 @@ func set[T comparable](p *T, v T) {
 
 // replay applies one record of the journal; nothing else runs yet.
 func (l *Log) replay(ctx context.Context, r journal.Record) error {
+	if r.Kind == journal.KindLost {
+		l.gaps = true
+		return nil
+	}
 	if r.Kind == KindControl {
 		var c control
 		if err := json.Unmarshal(r.Payload, &c); err != nil {
@@ -140,7 +144,7 @@ func (l *Log) replay(ctx context.Context, r journal.Record) error {
 	c := l.chains[raw.id]
 	if c == nil {
 		if h.Seq != 1 {
-			return fmt.Errorf("the journal has record %d of sandbox %s and none before", h.Seq, raw.id)
+			return l.gap("the journal has record %d of sandbox %s and none before", h.Seq, raw.id)
 		}
 		c = newChain(raw.id)
 		l.chains[raw.id] = c
@@ -149,12 +153,23 @@ func (l *Log) replay(ctx context.Context, r journal.Record) error {
 	case h.Seq <= c.seq:
 		return nil // a checkpoint had it
 	case h.Seq != c.seq+1 || raw.prev != c.head:
-		return fmt.Errorf("record %d of sandbox %s does not follow from record %d", h.Seq, raw.id, c.seq)
+		return l.gap("record %d of sandbox %s does not follow from record %d", h.Seq, raw.id, c.seq)
 	}
 	c.take(h, b, r.Place)
 	if h.Op == dsec.RecordEnd {
 		l.over.Add(c.bytes)
 	}
+	return nil
+}
+
+// gap says that a record has none to follow from. In a journal that has lost
+// records a trajectory goes up to there, and the sandbox is ended.
+func (l *Log) gap(format string, args ...any) error {
+	err := fmt.Errorf(format, args...)
+	if !l.gaps {
+		return err
+	}
+	l.cfg.Fault(fmt.Errorf("the journal has lost records: %w", err))
 	return nil
 }
 

@@ -65,6 +65,7 @@ type Log struct {
 	archived map[dsec.SandboxID]blob.Digest
 	archives []archive                   // oldest first
 	unclosed map[dsec.SandboxID]endParam // ends that could not be recorded
+	gaps     bool                        // the journal has lost records, before what is being replayed
 }
 
 // archive is a segment of ended sandboxes.

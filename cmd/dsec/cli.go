@@ -55,6 +55,7 @@ type cli struct {
 
 	Up      upCmd      `cmd:"" help:"Run a node with its front door until interrupted." group:"This host:"`
 	Down    downCmd    `cmd:"" help:"End the node of this host and all its sandboxes." group:"This host:"`
+	Mend    mendCmd    `cmd:"" name:"mend-journal" help:"Make a damaged journal readable again." group:"This host:"`
 	Doctor  doctorCmd  `cmd:"" help:"Show what this host can do, and what is missing." group:"This host:"`
 	Bench   benchCmd   `cmd:"" help:"Measure against the budgets." group:"This host:"`
 	Version versionCmd `cmd:"" help:"Print the version." group:"This host:"`

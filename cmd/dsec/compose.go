@@ -183,8 +183,11 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 
 	// Who they are and how long they live.
 	records, err := journal.Open(n.data.at(journalDir), journal.Options{})
+	if errors.Is(err, journal.ErrCorrupt) {
+		return nil, fmt.Errorf("%w; \"dsec mend-journal\" says what it costs to start without what is damaged", err)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("open journal: %w", err)
+		return nil, err
 	}
 	n.onClose("journal", records.Close)
 	if n.trajectories, err = n.openLog(ctx, records); err != nil {

@@ -27,15 +27,9 @@ and everything else in the data folder stay.`
 
 // Run ends them. Without anything to end it succeeds.
 func (c *downCmd) Run(ctx context.Context, a *app) error {
-	data := c.Data
-	if data == "" {
-		known, err := a.readContext()
-		if err != nil {
-			return err
-		}
-		if data = known.Data; data == "" {
-			data = defaultData
-		}
+	data, err := a.dataFolder(c.Data)
+	if err != nil {
+		return err
 	}
 	if c.Data != "" && !hasNode(data) {
 		return dsec.Errorf(dsec.NotFound, "%s is not the data folder of a node", data)
@@ -44,6 +38,18 @@ func (c *downCmd) Run(ctx context.Context, a *app) error {
 	ctx, cancel := context.WithTimeout(ctx, downLimit+drainLimit)
 	defer cancel()
 	return takeDown(ctx, Up{Data: data, Guest: c.Guest, Context: contextFile, Pool: -1, Log: newLog(a.Stderr, slog.LevelWarn)})
+}
+
+// dataFolder is the folder that a flag names, else that of the context file.
+func (a *app) dataFolder(flag string) (string, error) {
+	if flag != "" {
+		return flag, nil
+	}
+	known, err := a.readContext()
+	if err != nil || known.Data != "" {
+		return known.Data, err
+	}
+	return defaultData, nil
 }
 
 // hasNode reports whether a folder was ever a node's.
