@@ -202,10 +202,23 @@ func diverged(step dsec.Step, opThen, opNow dsec.RecordOp, then, now json.RawMes
 	}
 	for _, name := range sortedKeys(a, b) {
 		if !bytes.Equal(a[name], b[name]) {
-			return divergence(step, name, string(a[name]), string(b[name]))
+			return divergence(step, name, spoken(name, a[name]), spoken(name, b[name]))
 		}
 	}
 	return nil
+}
+
+// spoken gives the value of a request's member to be read: durations are
+// recorded as nanoseconds.
+func spoken(name string, value json.RawMessage) string {
+	switch name {
+	case "timeout", "idle", "ttl":
+		var d time.Duration
+		if json.Unmarshal(value, &d) == nil {
+			return d.String()
+		}
+	}
+	return string(value)
 }
 
 func divergence(step dsec.Step, field, then, now string) error {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/journal/journaltest"
@@ -139,6 +140,8 @@ func TestFastForward(t *testing.T) {
 		}
 		_, err = r.Commands.Run(t.Context(), step(id, "s", 1), sh("echo two"), nil)
 		wantKind(t, when+": another command", err, dsec.Diverged, `"shell"`, `"echo one"`, `"echo two"`, "step 1", `"s"`)
+		_, err = r.Commands.Run(t.Context(), step(id, "s", 1), dsec.Command{Shell: "echo one", Timeout: 90 * time.Second}, nil)
+		wantKind(t, when+": another timeout", err, dsec.Diverged, `"timeout"`, "recorded nothing", "asked 1m30s")
 		err = r.Files.Remove(t.Context(), step(id, "s", 1), dsec.FileOp{Path: "/x"})
 		wantKind(t, when+": another operation", err, dsec.Diverged, "operation")
 	}

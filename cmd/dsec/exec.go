@@ -221,7 +221,11 @@ func (a *app) exit(st dsec.CommandStatus) error {
 	case dsec.OutOfMemory:
 		say("killed by the kernel at the sandbox's memory limit")
 	case dsec.Interrupted:
-		say("the sandbox's guest is gone; whether the command ran to its end is not known")
+		why := st.Detail
+		if why == "" {
+			why = "the sandbox's guest is gone"
+		}
+		say("%s; whether the command ran to its end is not known", why)
 		return exitStatus(statusExec)
 	}
 	if st.Code == 0 {

@@ -99,7 +99,7 @@ func fieldName(name string) string {
 	switch name {
 	case "CPUs":
 		return "cpus"
-	case "MaxRSS":
+	case "MaxRSS", "maxrss":
 		return "maxRss"
 	}
 	r := []rune(name)

@@ -36,8 +36,8 @@ func (l *recordLines) record(ctx context.Context, r dsec.Record) error {
 	add("token", r.Who.Token, r.Who.Token != "")
 	add("job", r.Who.Job, r.Who.Job != "")
 	add("step", object{{"session", r.Step.Session}, {"number", r.Step.Number}}, !r.Step.IsZero())
-	add("request", r.Request, len(r.Request) > 0)
-	add("answer", r.Answer, len(r.Answer) > 0)
+	add("request", inWords(r.Request), len(r.Request) > 0)
+	add("answer", inWords(r.Answer), len(r.Answer) > 0)
 	if r.Error != nil {
 		add("error", object{{"kind", r.Error.Kind}, {"text", r.Error.Text}}, true)
 	}
