@@ -83,6 +83,11 @@ type Usage struct {
 	Pids       int           // processes and threads now
 	Commands   int           // commands running now
 	OOMKills   int           // processes the kernel ended at its memory limit
+
+	// What it read of its images that was not on the node. A host before Linux
+	// 6.12 does not say who reads: there both are 0.
+	Fetched int64         // bytes that came from the store while it waited, in chunks of 256 KiB
+	Waited  time.Duration // for them, summed over its processes
 }
 
 // Activity is a guest's own count of the commands it runs.

@@ -45,9 +45,7 @@ type Stats struct {
 	Opened int64 // reads through FUSE
 	Pid    int
 
-	// Waited is the time that processes waited for the store, in nanoseconds, by their
-	// control group; "" are those that were gone.
-	Waited map[string]int64
+	Waited int64 // nanoseconds that processes waited for the store, all in all; see Ledger
 }
 
 // protocol is the version of what client and server say.

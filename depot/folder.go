@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/erofs"
 	"github.com/dsec-go/dsec/fuse"
 	"github.com/dsec-go/dsec/lazy"
 )
@@ -22,7 +23,8 @@ type folder struct {
 	*registry
 	cache  *lazy.Cache
 	limit  time.Duration
-	waits  waits
+	spent  *Ledger
+	waited atomic.Int64 // nanoseconds, of all groups
 	noted  notes
 	opened atomic.Int64
 }
@@ -36,15 +38,25 @@ func (f *folder) Read(ctx context.Context, r fuse.Read) (int, error) {
 	}
 	begin := time.Now()
 	if err := f.readyIn(ctx, k); err != nil {
-		f.waits.add(r.Pid, time.Since(begin))
+		f.account(r.Pid, 0, time.Since(begin))
 		return 0, err
 	}
 	got, err := f.cache.Read(ctx, k.data.Digest, r.Off, r.Size, r.Buf)
 	if len(got.Missed) > 0 {
-		f.waits.add(r.Pid, got.Waited)
+		fetched := int64(0)
+		for _, i := range got.Missed {
+			fetched += min(erofs.ChunkSize, k.data.Size-int64(i)*erofs.ChunkSize)
+		}
+		f.account(r.Pid, fetched, got.Waited)
 		f.noted.read(k.data.Digest, got.Missed)
 	}
 	return got.N, err
+}
+
+// account notes what a thread has waited for.
+func (f *folder) account(pid int, fetched int64, waited time.Duration) {
+	f.waited.Add(int64(waited))
+	f.spent.Add(groupOf(pid), fetched, waited)
 }
 
 // readyIn is ready within the limit of a read.
@@ -52,35 +64,6 @@ func (f *folder) readyIn(ctx context.Context, k *known) error {
 	ctx, cancel := context.WithTimeout(ctx, f.limit)
 	defer cancel()
 	return f.ready(ctx, k)
-}
-
-// maxGroups bounds how many groups waits knows.
-const maxGroups = 16384
-
-// waits sums up how long processes waited, by their control group.
-type waits struct {
-	mu sync.Mutex
-	by map[string]int64
-}
-
-func (w *waits) add(pid int, d time.Duration) {
-	group := groupOf(pid)
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.by == nil || len(w.by) >= maxGroups && w.by[group] == 0 {
-		w.by = map[string]int64{} // sums of sandboxes of long ago
-	}
-	w.by[group] += int64(d)
-}
-
-func (w *waits) all() map[string]int64 {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	out := make(map[string]int64, len(w.by))
-	for g, n := range w.by {
-		out[g] = n
-	}
-	return out
 }
 
 // groupOf gives the control group of a thread: in the hierarchy of memory, or in the one.

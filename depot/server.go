@@ -146,7 +146,11 @@ func (s *server) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit}
+	spent, err := OpenLedger(c.Dir)
+	if err != nil {
+		return err
+	}
+	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit, spent: spent}
 	return nil
 }
 
@@ -309,7 +313,7 @@ func (s *server) answer(ctx context.Context, q request) (response, error) {
 		return response{Layer: l}, err
 	case opStats:
 		return response{Stats: &Stats{
-			Stats: s.cache.Stats(), Layers: s.folder.count(), Opened: s.folder.opened.Load(), Pid: os.Getpid(), Waited: s.folder.waits.all(),
+			Stats: s.cache.Stats(), Layers: s.folder.count(), Opened: s.folder.opened.Load(), Pid: os.Getpid(), Waited: s.folder.waited.Load(),
 		}}, nil
 	case opCached:
 		return response{Cached: s.cached(q.Digests)}, nil

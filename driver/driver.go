@@ -167,6 +167,12 @@ type Inlet interface {
 // Activity is the guest's own count of what runs.
 type Activity = dsec.Activity
 
+// Charged is a machine whose processes lie in a control group. Its name is
+// what their /proc/PID/cgroup begins with, of two parts: NODE/SLOT.
+type Charged interface {
+	Group() string
+}
+
 // Exit says how a machine ended.
 type Exit struct {
 	Cause  dsec.Cause

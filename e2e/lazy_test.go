@@ -92,14 +92,14 @@ func TestLayersComeWhenTheyAreRead(t *testing.T) {
 	if few.Fetched == 0 || few.Fetched > int64(len(archive))/4 {
 		t.Errorf("%d of %d bytes were fetched for one file", few.Fetched, len(archive))
 	}
-	waited := int64(0)
-	for group, ns := range few.Waited {
-		if strings.Contains(group, "dsec-") {
-			waited += ns
-		}
+	// Who waited is told, of the sandbox and of the command.
+	use, err := b.Sandboxes.Get(ctx(t), dsec.SandboxID(sb))
+	must(t, err)
+	if u := use.Usage; u.Fetched < bigSize || u.Fetched > int64(len(archive))/4 || u.Waited <= 0 {
+		t.Errorf("the sandbox fetched %d bytes of %d in %v", u.Fetched, len(archive), u.Waited)
 	}
-	if waited == 0 {
-		t.Errorf("no sandbox is said to have waited: %v", few.Waited)
+	if out := b.dsec(t, "log", sb); !strings.Contains(out, "MiB of the image fetched") {
+		t.Errorf("the log does not say that it was fetched:\n%s", out)
 	}
 
 	// Two sandboxes read everything while the process that has it is killed.

@@ -65,10 +65,25 @@ func (n *Node) adopt(ctx context.Context, boot string, begin time.Time) error {
 			n.discard(m, nil)
 		})
 	}
+	n.keepLedger(living)
 	n.resume(living)
 	ev.Took = time.Since(begin)
 	n.events.Adopted(ev)
 	return nil
+}
+
+// keepLedger forgets what nobody has any more.
+func (n *Node) keepLedger(living []*entry) {
+	if n.cfg.Ledger == nil {
+		return
+	}
+	var groups []string
+	for _, e := range living {
+		if c, ok := e.machine.(driver.Charged); ok {
+			groups = append(groups, c.Group())
+		}
+	}
+	n.cfg.Ledger.Keep(groups)
 }
 
 // place notes whether e is of the present epoch and reports it.

@@ -3,11 +3,22 @@ package edge
 import (
 	"context"
 	"os"
+	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/snapshot"
 )
+
+// Ledger knows, by control group, what processes have waited for: bytes of
+// layers that were not on the node when they were read. Its methods are cheap.
+type Ledger interface {
+	Get(group string) (fetched int64, waited time.Duration)
+	// Take gives it and forgets it.
+	Take(group string) (fetched int64, waited time.Duration)
+	// Keep forgets all groups but some.
+	Keep(groups []string)
+}
 
 // Journal is the node's write-ahead log as the edge needs it. Package journal
 // has the real one, made to fit by Log; it must be safe for concurrent use.

@@ -134,13 +134,16 @@ func (n *Node) giveUp(e *entry, end *ending, err error) {
 func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 	n.timers.drop(e)
 	e.mu.Lock()
-	rec, release := *e.rec, e.release
+	rec, release, m := *e.rec, e.release, e.machine
 	e.mu.Unlock()
 	if release != nil {
 		release()
 	}
 	now := n.clock.now()
 	u := exit.Usage
+	if c, ok := m.(driver.Charged); ok && n.cfg.Ledger != nil {
+		u.Fetched, u.Waited = n.cfg.Ledger.Take(c.Group())
+	}
 	u.Commands, u.Pids, u.Memory = 0, 0, 0
 	created := rec.state == dsec.Creating // it has no record yet
 	rec.state, rec.verdict, rec.ended, rec.usage = end.state, end.verdict, now.UnixNano(), &u

@@ -34,6 +34,7 @@ type Config struct {
 	Snapshots Saved                       // default: snapshots are Unsupported, and what begins with one
 	Temp      string                      // folder for states on their way; default the host's
 	Absent    map[dsec.Kind]error         // why kinds without a driver have none; default unknown
+	Ledger    Ledger                      // default: nobody knows what was fetched
 	Measure   Measure                     // default: the drivers enforce disk limits
 	Features  func() []dsec.FeatureStatus // default none
 	Events    Events                      // default none

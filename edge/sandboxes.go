@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
 )
 
 var _ dsec.Sandboxes = (*Node)(nil)
@@ -31,10 +32,33 @@ func (n *Node) view(ctx context.Context, e *entry) dsec.Sandbox {
 		if u, err := m.Usage(ctx); err == nil {
 			sb.Usage = u
 		}
+		sb.Usage.Fetched, sb.Usage.Waited = n.fetched(m)
 		sb.Usage.Commands = int(max(running, 0))
 		sb.Usage.Disk = max(sb.Usage.Disk, disk)
 	}
 	return sb
+}
+
+// fetched gives what the processes of a machine have waited for.
+func (n *Node) fetched(m driver.Machine) (int64, time.Duration) {
+	if c, ok := m.(driver.Charged); ok && n.cfg.Ledger != nil {
+		return n.cfg.Ledger.Get(c.Group())
+	}
+	return 0, 0
+}
+
+// Fetched gives the bytes of its images that a sandbox has waited for so far; 0
+// of one that is not known.
+func (n *Node) Fetched(id dsec.SandboxID) int64 {
+	e, err := n.get(id)
+	if err != nil {
+		return 0
+	}
+	e.mu.Lock()
+	m := e.machine
+	e.mu.Unlock()
+	bytes, _ := n.fetched(m)
+	return bytes
 }
 
 // Get returns the record with its present usage. It is no use of the sandbox:

@@ -227,6 +227,15 @@ func (c *Cgroups) Make(slot string, base uint32) (*Group, error) {
 	return g, nil
 }
 
+// Name is what /proc/PID/cgroup begins with for what is in a box, without the
+// first slash: the node's folder and the slot.
+func (g *Group) Name() string {
+	for _, root := range g.c.roots {
+		return filepath.Base(root) + "/" + g.slot
+	}
+	return ""
+}
+
 // Group gives the groups of an existing box.
 func (c *Cgroups) Group(slot string) *Group { return &Group{c: c, slot: slot} }
 

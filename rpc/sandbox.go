@@ -85,6 +85,7 @@ func SandboxToWire(s dsec.Sandbox) *dsecv1.Sandbox {
 		w.Usage = &dsecv1.Usage{
 			Cpu: span(u.CPU), Memory: u.Memory, MemoryPeak: u.MemoryPeak, Disk: u.Disk,
 			Pids: count(u.Pids), Commands: count(u.Commands), OomKills: count(u.OOMKills),
+			Fetched: u.Fetched, Waited: span(u.Waited),
 		}
 	}
 	return w
@@ -107,6 +108,7 @@ func SandboxFromWire(w *dsecv1.Sandbox) dsec.Sandbox {
 		Usage: dsec.Usage{
 			CPU: unspan(u.GetCpu()), Memory: u.GetMemory(), MemoryPeak: u.GetMemoryPeak(), Disk: u.GetDisk(),
 			Pids: int(u.GetPids()), Commands: int(u.GetCommands()), OOMKills: int(u.GetOomKills()),
+			Fetched: u.GetFetched(), Waited: unspan(u.GetWaited()),
 		},
 		Layers: w.GetLayers(),
 		Key:    w.GetKey(),

@@ -79,6 +79,7 @@ type commandAnswer struct {
 	Stderr  *dsec.StreamStat `json:"stderr,omitempty"`
 	CPU     time.Duration    `json:"cpu,omitempty"` // nanoseconds
 	MaxRSS  int64            `json:"maxrss,omitempty"`
+	Fetched int64            `json:"fetched,omitempty"` // bytes that its sandbox read lazily meanwhile
 }
 
 func answerOf(s dsec.CommandStatus) commandAnswer {
@@ -146,6 +147,14 @@ func StatusOf(request, answer dsec.Record) (dsec.CommandStatus, error) {
 	s := a.status()
 	s.Command, s.Step = c, request.Step
 	return s, nil
+}
+
+// FetchedOf gives the bytes of its images that a sandbox waited for during a
+// command, from the record of its answer.
+func FetchedOf(answer dsec.Record) int64 {
+	var a commandAnswer
+	json.Unmarshal(answer.Answer, &a) //nolint:errcheck // then none are known
+	return a.Fetched
 }
 
 // recorded is an answer read back, with its request.

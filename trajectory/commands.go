@@ -34,7 +34,11 @@ func (c commands) begin(ctx context.Context, on dsec.Call, cmd dsec.Command, std
 	if err != nil {
 		return begun{}, err
 	}
-	return c.r.log.begin(ctx, request{on: on, who: whoOf(ctx), op: dsec.RecordCommand, param: p, body: bod})
+	b, err := c.r.log.begin(ctx, request{on: on, who: whoOf(ctx), op: dsec.RecordCommand, param: p, body: bod})
+	if b.first && !b.again {
+		b.counted, b.before = true, c.r.guests.Fetched(on.Sandbox)
+	}
+	return b, err
 }
 
 // Run runs a command, or answers its step.
@@ -183,7 +187,11 @@ func (c commands) ended(b begun, call dsec.Call, st dsec.CommandStatus, res *dse
 		bod, err = c.output(call, st, res)
 	}
 	if err == nil {
-		answer, err = marshal(answerOf(st))
+		a := answerOf(st)
+		if b.counted {
+			a.Fetched = max(0, c.r.guests.Fetched(call.Sandbox)-b.before)
+		}
+		answer, err = marshal(a)
 	}
 	var live any
 	if res != nil {

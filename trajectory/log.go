@@ -260,6 +260,9 @@ type begun struct {
 	first  bool
 	again  bool   // its request was recorded before
 	answer uint64 // the recorded answer, if it has one already
+
+	counted bool  // before is known: this process has seen the call begin
+	before  int64 // bytes that the sandbox had fetched
 }
 
 // errNoChain is a sandbox of which nothing is recorded, or which is over: the

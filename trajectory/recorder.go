@@ -16,6 +16,9 @@ type Guests interface {
 	// Forget tells a guest that the answers of steps are safe. It does not
 	// count as use of the sandbox, and does not wake a paused one.
 	Forget(ctx context.Context, id dsec.SandboxID, steps []dsec.Step) error
+
+	// Fetched gives the bytes of its images that a sandbox has waited for so far.
+	Fetched(id dsec.SandboxID) int64
 }
 
 // Recorder is a node's services with every change recorded, and repeated steps

@@ -16,6 +16,7 @@ import (
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
 	"github.com/dsec-go/dsec/cluster"
+	"github.com/dsec-go/dsec/depot"
 	"github.com/dsec-go/dsec/edge"
 	"github.com/dsec-go/dsec/jail"
 	"github.com/dsec-go/dsec/job"
@@ -139,10 +140,16 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		}
 		return nil
 	})
+	var fetched edge.Ledger
 	if where.way != wayOwn && canSpawn() {
 		if n.images.lazy, err = openLazyData(u, n.data.path, where, layers); err != nil {
 			return nil, fmt.Errorf("open lazy data: %w", err)
 		}
+		ledger, err := depot.OpenLedger(where.lazy)
+		if err != nil {
+			return nil, err
+		}
+		fetched = ledger
 		n.telemetry.registry.MustRegister(newDepotMetrics(&n.images.lazy.Client))
 		n.images.cached = func(ctx context.Context, digests []string) map[string]int64 {
 			got, _ := n.images.lazy.Cached(ctx, digests) //nolint:errcheck // then nothing is shown
@@ -212,6 +219,7 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		Temp:      n.data.at(tempDir),
 		Quota:     n.cluster.Ledger(),
 		Door:      n.inside,
+		Ledger:    fetched,
 		Measure:   edge.MeasureUpper,
 		Features:  func() []dsec.FeatureStatus { return append(hostFeatures(n.data.path), n.kinds.features(u.Guest)...) },
 		Events:    n.told(n.recorded(n.unnamed(n.telemetry.edgeEvents()))),

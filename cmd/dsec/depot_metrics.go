@@ -37,11 +37,7 @@ func newDepotMetrics(c *depot.Client) *depotMetrics {
 	add("dsec_data_corrupt_total", "Chunks that were not what their table says.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Corrupt) })
 	add("dsec_data_failed_total", "Reads that ended with an error.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Failed) })
 	add("dsec_data_waited_seconds_total", "Time that processes waited for the store.", prometheus.CounterValue, func(s depot.Stats) float64 {
-		var sum int64
-		for _, n := range s.Waited {
-			sum += n
-		}
-		return time.Duration(sum).Seconds()
+		return time.Duration(s.Waited).Seconds()
 	})
 	return m
 }

@@ -138,6 +138,9 @@ func describe(sb dsec.Sandbox, now time.Time) [][]string {
 	if use.OOMKills > 0 {
 		add("oom kills", strconv.Itoa(use.OOMKills))
 	}
+	if use.Waited > 0 {
+		add("fetched", fmt.Sprintf("%s of its images, waited %s for them", size(use.Fetched), took(use.Waited)))
+	}
 	add("user", spec.User)
 	add("cwd", spec.Cwd)
 	add("network", string(spec.Network))

@@ -235,6 +235,9 @@ func (s *sessionText) ended(ctx context.Context, q, r dsec.Record) error {
 	if n := st.Stdout.Total + st.Stderr.Total; n > 0 {
 		text += ", " + size(n)
 	}
+	if n := trajectory.FetchedOf(r); n > 0 {
+		text += ", " + size(n) + " of the image fetched"
+	}
 	return s.line("  %s", s.paint(style, text))
 }
 

@@ -40,6 +40,7 @@ var (
 )
 
 func (m *machine) ID() dsec.SandboxID     { return m.id }
+func (m *machine) Group() string          { return m.shell.group.Name() }
 func (m *machine) Guest() driver.Guest    { return m.client }
 func (m *machine) Stages() []driver.Stage { return m.stages }
 

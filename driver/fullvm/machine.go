@@ -142,6 +142,7 @@ func (m *machine) finish(detail string) {
 }
 
 func (m *machine) ID() dsec.SandboxID     { return m.id }
+func (m *machine) Group() string          { return m.slot.group.Name() }
 func (m *machine) Guest() driver.Guest    { return m.guest }
 func (m *machine) Stages() []driver.Stage { return m.stages }
 

@@ -630,6 +630,8 @@ type Usage struct {
 	Pids          int32                  `protobuf:"varint,5,opt,name=pids,proto3" json:"pids,omitempty"`
 	Commands      int32                  `protobuf:"varint,6,opt,name=commands,proto3" json:"commands,omitempty"`
 	OomKills      int32                  `protobuf:"varint,7,opt,name=oom_kills,json=oomKills,proto3" json:"oom_kills,omitempty"`
+	Fetched       int64                  `protobuf:"varint,8,opt,name=fetched,proto3" json:"fetched,omitempty"`
+	Waited        *durationpb.Duration   `protobuf:"bytes,9,opt,name=waited,proto3" json:"waited,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -711,6 +713,20 @@ func (x *Usage) GetOomKills() int32 {
 		return x.OomKills
 	}
 	return 0
+}
+
+func (x *Usage) GetFetched() int64 {
+	if x != nil {
+		return x.Fetched
+	}
+	return 0
+}
+
+func (x *Usage) GetWaited() *durationpb.Duration {
+	if x != nil {
+		return x.Waited
+	}
+	return nil
 }
 
 type SandboxesCreateRequest struct {
@@ -1230,7 +1246,7 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\treclaimed\x18\x11 \x01(\x03R\treclaimed\"J\n" +
 	"\x05Stage\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12-\n" +
-	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\xce\x01\n" +
+	"\x04took\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\x04took\"\x9b\x02\n" +
 	"\x05Usage\x12+\n" +
 	"\x03cpu\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x03cpu\x12\x16\n" +
 	"\x06memory\x18\x02 \x01(\x03R\x06memory\x12\x1f\n" +
@@ -1239,7 +1255,9 @@ const file_dsec_v1_sandboxes_proto_rawDesc = "" +
 	"\x04disk\x18\x04 \x01(\x03R\x04disk\x12\x12\n" +
 	"\x04pids\x18\x05 \x01(\x05R\x04pids\x12\x1a\n" +
 	"\bcommands\x18\x06 \x01(\x05R\bcommands\x12\x1b\n" +
-	"\toom_kills\x18\a \x01(\x05R\boomKills\";\n" +
+	"\toom_kills\x18\a \x01(\x05R\boomKills\x12\x18\n" +
+	"\afetched\x18\b \x01(\x03R\afetched\x121\n" +
+	"\x06waited\x18\t \x01(\v2\x19.google.protobuf.DurationR\x06waited\";\n" +
 	"\x16SandboxesCreateRequest\x12!\n" +
 	"\x04spec\x18\x01 \x01(\v2\r.dsec.v1.SpecR\x04spec\"\x15\n" +
 	"\x13SandboxesGetRequest\"\xfa\x01\n" +
@@ -1334,34 +1352,35 @@ var file_dsec_v1_sandboxes_proto_depIdxs = []int32{
 	22, // 16: dsec.v1.Sandbox.paused:type_name -> google.protobuf.Timestamp
 	20, // 17: dsec.v1.Stage.took:type_name -> google.protobuf.Duration
 	20, // 18: dsec.v1.Usage.cpu:type_name -> google.protobuf.Duration
-	2,  // 19: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
-	19, // 20: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
-	4,  // 21: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
-	20, // 22: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
-	20, // 23: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
-	7,  // 24: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
-	8,  // 25: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
-	9,  // 26: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
-	11, // 27: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
-	12, // 28: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
-	13, // 29: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.SandboxesPauseRequest
-	14, // 30: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.SandboxesResumeRequest
-	15, // 31: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
-	16, // 32: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
-	4,  // 33: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
-	4,  // 34: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
-	10, // 35: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
-	4,  // 36: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
-	4,  // 37: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
-	4,  // 38: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.Sandbox
-	4,  // 39: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.Sandbox
-	4,  // 40: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
-	23, // 41: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
-	33, // [33:42] is the sub-list for method output_type
-	24, // [24:33] is the sub-list for method input_type
-	24, // [24:24] is the sub-list for extension type_name
-	24, // [24:24] is the sub-list for extension extendee
-	0,  // [0:24] is the sub-list for field type_name
+	20, // 19: dsec.v1.Usage.waited:type_name -> google.protobuf.Duration
+	2,  // 20: dsec.v1.SandboxesCreateRequest.spec:type_name -> dsec.v1.Spec
+	19, // 21: dsec.v1.SandboxesListRequest.labels:type_name -> dsec.v1.SandboxesListRequest.LabelsEntry
+	4,  // 22: dsec.v1.SandboxesListResponse.sandboxes:type_name -> dsec.v1.Sandbox
+	20, // 23: dsec.v1.SandboxesExtendRequest.ttl:type_name -> google.protobuf.Duration
+	20, // 24: dsec.v1.SandboxesWaitRequest.max:type_name -> google.protobuf.Duration
+	7,  // 25: dsec.v1.Sandboxes.Create:input_type -> dsec.v1.SandboxesCreateRequest
+	8,  // 26: dsec.v1.Sandboxes.Get:input_type -> dsec.v1.SandboxesGetRequest
+	9,  // 27: dsec.v1.Sandboxes.List:input_type -> dsec.v1.SandboxesListRequest
+	11, // 28: dsec.v1.Sandboxes.Extend:input_type -> dsec.v1.SandboxesExtendRequest
+	12, // 29: dsec.v1.Sandboxes.Stop:input_type -> dsec.v1.SandboxesStopRequest
+	13, // 30: dsec.v1.Sandboxes.Pause:input_type -> dsec.v1.SandboxesPauseRequest
+	14, // 31: dsec.v1.Sandboxes.Resume:input_type -> dsec.v1.SandboxesResumeRequest
+	15, // 32: dsec.v1.Sandboxes.Wait:input_type -> dsec.v1.SandboxesWaitRequest
+	16, // 33: dsec.v1.Sandboxes.Commit:input_type -> dsec.v1.SandboxesCommitRequest
+	4,  // 34: dsec.v1.Sandboxes.Create:output_type -> dsec.v1.Sandbox
+	4,  // 35: dsec.v1.Sandboxes.Get:output_type -> dsec.v1.Sandbox
+	10, // 36: dsec.v1.Sandboxes.List:output_type -> dsec.v1.SandboxesListResponse
+	4,  // 37: dsec.v1.Sandboxes.Extend:output_type -> dsec.v1.Sandbox
+	4,  // 38: dsec.v1.Sandboxes.Stop:output_type -> dsec.v1.Sandbox
+	4,  // 39: dsec.v1.Sandboxes.Pause:output_type -> dsec.v1.Sandbox
+	4,  // 40: dsec.v1.Sandboxes.Resume:output_type -> dsec.v1.Sandbox
+	4,  // 41: dsec.v1.Sandboxes.Wait:output_type -> dsec.v1.Sandbox
+	23, // 42: dsec.v1.Sandboxes.Commit:output_type -> dsec.v1.Image
+	34, // [34:43] is the sub-list for method output_type
+	25, // [25:34] is the sub-list for method input_type
+	25, // [25:25] is the sub-list for extension type_name
+	25, // [25:25] is the sub-list for extension extendee
+	0,  // [0:25] is the sub-list for field type_name
 }
 
 func init() { file_dsec_v1_sandboxes_proto_init() }

@@ -138,7 +138,11 @@ class Spec:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a sandbox has used: cpu in seconds, memory, memory_peak and disk in bytes, the others counted."""
+    """What a sandbox has used: cpu in seconds, memory, memory_peak and disk in bytes, the others counted.
+
+    fetched: bytes of its images that came from the store while it waited for them; waited: seconds that its
+    processes waited, summed. Both are 0 on hosts before Linux 6.12, which do not say who reads.
+    """
 
     cpu: float = 0.0
     memory: int = 0
@@ -147,6 +151,8 @@ class Usage:
     pids: int = 0
     commands: int = 0
     oom_kills: int = 0
+    fetched: int = 0
+    waited: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -186,7 +192,9 @@ class SandboxInfo:
             id=w.get("id", ""), spec=Spec.from_wire(w.get("spec") or {}), state=w.get("state", ""), cause=w.get("cause", ""),
             detail=w.get("detail", ""), node=w.get("node", ""), created=instant(w.get("created")),
             expires=instant(w.get("expires")), ended=instant(w.get("ended")), last_used=instant(w.get("lastUsed")),
-            usage=Usage(unspan(u.get("cpu")), *(int(u.get(k, 0)) for k in ("memory", "memoryPeak", "disk", "pids", "commands", "oomKills"))),
+            usage=Usage(
+                unspan(u.get("cpu")), *(int(u.get(k, 0)) for k in ("memory", "memoryPeak", "disk", "pids", "commands", "oomKills", "fetched")),
+                waited=unspan(u.get("waited"))),
             layers=tuple(w.get("layers") or ()), key=w.get("key", ""), took=unspan(w.get("took")),
             stages={s.get("name", ""): unspan(s.get("took")) for s in w.get("stages") or ()})
 
