@@ -134,6 +134,13 @@ func (c *Client) Prefetch(ctx context.Context, digest string, profile []byte) er
 	return err
 }
 
+// Keep tells the layers that are mounted or may be opened again by their paths. Of others the
+// depot knows a bounded number.
+func (c *Client) Keep(ctx context.Context, digests []string) error {
+	_, err := c.call(ctx, request{Op: opKeep, Digests: digests})
+	return err
+}
+
 // Watch returns a channel that is closed when the depot that answers now is gone, and its
 // label. It does not wait for a depot: without one it is an error.
 func (c *Client) Watch(ctx context.Context) (label string, gone <-chan struct{}, err error) {

@@ -59,6 +59,7 @@ const (
 	opCached   = "cached"   // Digests
 	opProfile  = "profile"  // Digest: what was read first, if that is known by now
 	opPrefetch = "prefetch" // Digest, Profile
+	opKeep     = "keep"     // Digests: the layers in use; others may be forgotten
 	opRetire   = "retire"   // the process ends, its mount stays
 	opEnd      = "end"      // the process ends, and its mount with it
 )

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -30,8 +31,15 @@ type registry struct {
 	limit time.Duration // of fetching a chunk table
 
 	mu     sync.Mutex
-	layers map[blob.Digest][]image.Data
+	layers map[blob.Digest]*told
 	nodes  map[uint64]*known
+}
+
+// told is a layer that was told.
+type told struct {
+	data    []image.Data
+	at      time.Time // when last
+	release func()    // of its metadata, once its path was told
 }
 
 // known is one data blob.
@@ -56,7 +64,7 @@ func (k *known) file() fuse.File {
 // openRegistry reads what was written by earlier processes. A file that is torn belongs to a
 // layer that was not told.
 func openRegistry(dir string, store blob.Store, cache *lazy.Cache, limit time.Duration) (*registry, error) {
-	r := &registry{dir: dir, store: store, cache: cache, limit: limit, layers: map[blob.Digest][]image.Data{}, nodes: map[uint64]*known{}}
+	r := &registry{dir: dir, store: store, cache: cache, limit: limit, layers: map[blob.Digest]*told{}, nodes: map[uint64]*known{}}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("open registry of layers: %w", err)
 	}
@@ -75,9 +83,11 @@ func openRegistry(dir string, store blob.Store, cache *lazy.Cache, limit time.Du
 			os.Remove(filepath.Join(dir, e.Name())) //nolint:errcheck // the next start tries again
 			continue
 		}
-		if r.enter(d, data) != nil {
-			continue
+		at := time.Time{}
+		if info, err := e.Info(); err == nil {
+			at = info.ModTime()
 		}
+		r.enter(d, data, at) //nolint:errcheck // then nobody was told of it
 	}
 	return r, nil
 }
@@ -93,27 +103,33 @@ func sound(data []image.Data) bool {
 
 // add writes a layer down and makes its blobs known.
 func (r *registry) add(layer blob.Digest, data []image.Data) error {
+	now, path := time.Now(), filepath.Join(r.dir, layer.Hex())
 	r.mu.Lock()
-	_, ok := r.layers[layer]
+	l := r.layers[layer]
+	if l != nil {
+		if now.Sub(l.at) > retell {
+			os.Chtimes(path, now, now) //nolint:errcheck // it is forgotten sooner
+		}
+		l.at = now
+	}
 	r.mu.Unlock()
-	if ok {
+	if l != nil {
 		return nil
 	}
 	b, err := json.Marshal(data)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(r.dir, layer.Hex())
 	if err := os.WriteFile(path+".new", b, 0o600); err != nil {
 		return fmt.Errorf("write down layer: %w", err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
 		return fmt.Errorf("write down layer: %w", err)
 	}
-	return r.enter(layer, data)
+	return r.enter(layer, data, now)
 }
 
-func (r *registry) enter(layer blob.Digest, data []image.Data) error {
+func (r *registry) enter(layer blob.Digest, data []image.Data, at time.Time) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, d := range data {
@@ -127,8 +143,65 @@ func (r *registry) enter(layer blob.Digest, data []image.Data) error {
 			r.nodes[node(d.Digest)] = &known{data: d}
 		}
 	}
-	r.layers[layer] = data
+	r.layers[layer] = &told{data: data, at: at}
 	return nil
+}
+
+// hold keeps what release gives back for as long as a layer is known.
+func (r *registry) hold(layer blob.Digest, release func()) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if l := r.layers[layer]; l != nil && l.release == nil {
+		l.release = release
+		return
+	}
+	release() // it is held already, or was forgotten meanwhile
+}
+
+const (
+	retell = time.Hour        // after which a layer's file is told that it was told again
+	fresh  = 10 * time.Minute // a layer that was told may be about to be mounted
+)
+
+// forget forgets layers until no more than most are known: those that were told longest ago, and
+// none that is in use or was told just now. It gives how many went.
+func (r *registry) forget(inUse map[blob.Digest]bool, most int, fresh time.Duration) int {
+	r.mu.Lock()
+	var old []blob.Digest
+	for d, l := range r.layers {
+		if !inUse[d] && time.Since(l.at) > fresh {
+			old = append(old, d)
+		}
+	}
+	slices.SortFunc(old, func(a, b blob.Digest) int { return r.layers[a].at.Compare(r.layers[b].at) })
+	old = old[:max(0, min(len(old), len(r.layers)-most))]
+	gone := map[uint64]*known{}
+	for _, d := range old {
+		if err := os.Remove(filepath.Join(r.dir, d.Hex())); err != nil && !errors.Is(err, os.ErrNotExist) {
+			continue // a successor would know it again
+		}
+		l := r.layers[d]
+		delete(r.layers, d)
+		if l.release != nil {
+			l.release()
+		}
+		for _, b := range l.data {
+			gone[node(b.Digest)] = r.nodes[node(b.Digest)]
+		}
+	}
+	for _, l := range r.layers {
+		for _, b := range l.data {
+			delete(gone, node(b.Digest))
+		}
+	}
+	for n := range gone {
+		delete(r.nodes, n)
+	}
+	r.mu.Unlock()
+	for _, k := range gone {
+		r.cache.Forget(k.data.Digest)
+	}
+	return len(old)
 }
 
 // get gives a blob by its node.
@@ -142,7 +215,10 @@ func (r *registry) get(n uint64) *known {
 func (r *registry) data(layer blob.Digest) []image.Data {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.layers[layer]
+	if l := r.layers[layer]; l != nil {
+		return l.data
+	}
+	return nil
 }
 
 func (r *registry) count() int {

@@ -39,9 +39,16 @@ type Config struct {
 	// to be a blob.LocalPather.
 	InPlace bool
 
+	// Layers is how many are known at most, but for those in use: each costs memory, two open
+	// files and, forgotten, its chunks. Default DefaultLayers.
+	Layers int
+
 	Label string // told to who greets the depot: what it is made of
 	Log   *slog.Logger
 }
+
+// DefaultLayers is how many layers a depot knows.
+const DefaultLayers = 2048
 
 // takeover is how long a successor waits for the one before it to be gone.
 const takeover = 20 * time.Second
@@ -80,6 +87,9 @@ func (n near) Stat(ctx context.Context, d blob.Digest) (blob.Info, error) {
 func Run(ctx context.Context, c Config) error {
 	if c.Limit == 0 {
 		c.Limit = lazy.DefaultLimit
+	}
+	if c.Layers == 0 {
+		c.Layers = DefaultLayers
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
@@ -322,6 +332,15 @@ func (s *server) answer(ctx context.Context, q request) (response, error) {
 			return response{Profile: n.encode()}, nil
 		}
 		return response{}, nil
+	case opKeep:
+		inUse := map[blob.Digest]bool{}
+		for _, d := range q.Digests {
+			inUse[blob.Digest(d)] = true
+		}
+		if n := s.folder.forget(inUse, s.cfg.Layers, fresh); n > 0 {
+			s.cfg.Log.Info("layers that nobody uses are forgotten", "count", n)
+		}
+		return response{}, nil
 	case opPrefetch:
 		return response{}, s.prefetch(ctx, d, q.Profile)
 	}
@@ -376,7 +395,9 @@ func (s *server) prepare(ctx context.Context, d blob.Digest, form Form) (*Layer,
 	out := &Layer{}
 	// A mount keeps what it has opened. Who comes back by the path finds it only if it stays.
 	release := s.whole.Hold(m.Meta.Digest)
-	if form != Files {
+	if form == Files {
+		s.folder.hold(d, release)
+	} else {
 		defer release()
 	}
 	if out.Meta, err = s.whole.LocalPath(ctx, m.Meta.Digest); err != nil {

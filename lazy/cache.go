@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -189,6 +190,27 @@ func (c *Cache) Add(d image.Data, t *image.Table) error {
 	e.data, e.table, e.used = d, t, time.Now()
 	e.mu.Unlock()
 	return nil
+}
+
+// Forget makes a blob unknown, with what is here of it, unless somebody reads it or has its file
+// open. It reports whether the blob is unknown now.
+func (c *Cache) Forget(d blob.Digest) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	e := c.blobs[d]
+	if e == nil {
+		return true
+	}
+	if e.pins > 0 || e.busy() {
+		return false
+	}
+	e.ahead = nil
+	c.queue = slices.DeleteFunc(c.queue, func(q *entry) bool { return q == e })
+	e.mu.Lock()
+	e.table = nil
+	e.mu.Unlock()
+	c.drop(e)
+	return c.blobs[d] == nil
 }
 
 // Path gives a blob as a plain file if all of it is here, which then stays until release is

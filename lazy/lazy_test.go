@@ -259,6 +259,49 @@ func TestBound(t *testing.T) {
 	}
 }
 
+// TestForget: a blob that is forgotten leaves no file, and one that is in use stays.
+func TestForget(t *testing.T) {
+	r := newRig(t)
+	th, other := r.put(3*chunk, "packed"), r.put(chunk, "plain")
+	c := r.open(lazy.Config{}, th, other)
+	r.want(c, th, 0, 3*chunk)
+	r.want(c, other, 0, chunk)
+	d := th.data.Digest
+	path, release, ok := c.Path(d)
+	if !ok || c.Forget(d) {
+		t.Error("a blob whose path was told is forgotten")
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	release()
+	if c.Forget(d) {
+		t.Error("a blob that somebody has open is forgotten")
+	}
+	r.want(c, th, 0, 3*chunk)
+	f.Close()
+	c.Prefetch(d, []int{0, 1, 2})
+	for until := time.Now().Add(10 * time.Second); !c.Forget(d); time.Sleep(time.Millisecond) {
+		if time.Now().After(until) { // a fetch ahead has it for a moment
+			t.Fatal("it is not forgotten")
+		}
+	}
+	if _, _, err := read(c, th, 0, 1); !errors.Is(err, lazy.ErrUnknown) {
+		t.Errorf("read of a forgotten blob: %v", err)
+	}
+	if names, _ := filepath.Glob(filepath.Join(r.dir, d.Hex()+"*")); len(names) > 0 || c.Stats().Cached != chunk {
+		t.Errorf("%q are left, %d bytes cached", names, c.Stats().Cached)
+	}
+	if !c.Forget(d) {
+		t.Error("what is unknown is not forgotten")
+	}
+	if err := c.Add(th.data, th.table); err != nil {
+		t.Fatal(err)
+	}
+	r.want(c, th, 0, 3*chunk)
+}
+
 // disk is what the data files of a cache take.
 func disk(t *testing.T, dir string) (n int64) {
 	t.Helper()

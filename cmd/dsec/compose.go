@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"regexp"
 	"slices"
@@ -228,6 +229,11 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, fmt.Errorf("open edge: %w", err)
 	}
 	n.images.inUse = func(ctx context.Context) (map[string]int, error) { return n.layersInUse(ctx, layers) }
+	if n.images.lazy != nil {
+		n.images.lazy.keepInUse(func() []string {
+			return slices.AppendSeq(layers.InUse(), maps.Keys(n.edge.Layers()))
+		})
+	}
 	n.telemetry.watchNode(n.edge)
 	n.onClose("edge", n.edge.Close)
 	n.onClose("api of sandboxes", n.inside.end)

@@ -268,6 +268,20 @@ func (d *lazyData) ready(ended <-chan struct{}) bool {
 	}
 }
 
+// keepEvery is how often dsec data is told which layers are in use.
+const keepEvery = 10 * time.Minute
+
+// keepInUse tells it, so that it can forget others.
+func (d *lazyData) keepInUse(inUse func() []string) {
+	d.work.Go(func() {
+		for d.pause(keepEvery) {
+			if err := d.Keep(d.life, inUse()); err != nil && d.life.Err() == nil {
+				d.log.Warn("tell dsec data what is in use", logErr, err)
+			}
+		}
+	})
+}
+
 // close leaves the processes to the next dsec up.
 func (d *lazyData) close() {
 	d.end()
