@@ -78,6 +78,7 @@ type rig struct {
 	client *depot.Client
 	holder *hold.Client
 	files  [][]byte
+	tar    []byte
 	layer  string
 	meta   *image.Manifest
 }
@@ -104,6 +105,7 @@ func newRig(t *testing.T, n int) *rig {
 		r.must(err)
 	}
 	r.must(w.Close())
+	r.tar = archive.Bytes()
 	s, err := blob.OpenFolder(filepath.Join(r.dir, "store"))
 	r.must(err)
 	l, err := image.New(s, image.LibraryOptions{}).Upload(t.Context(), &archive, image.Options{})
@@ -278,6 +280,45 @@ func TestStaleMount(t *testing.T) {
 	root, _ = r.mount()
 	for i := range r.files {
 		r.check(r.read(root, i))
+	}
+}
+
+// TestOneOfTwoWaysGoes: two layers have the same bytes, one plain and one packed, and the first is
+// deleted while both are mounted. What nobody had read yet comes from the other.
+func TestOneOfTwoWaysGoes(t *testing.T) {
+	r := newRig(t, 4)
+	elsewhere, err := blob.OpenFolder(filepath.Join(r.dir, "elsewhere"))
+	r.must(err)
+	packed, err := image.New(elsewhere, image.LibraryOptions{Pack: image.Zstd}).Upload(t.Context(), bytes.NewReader(r.tar), image.Options{})
+	r.must(err)
+	store, err := blob.OpenFolder(filepath.Join(r.dir, "store"))
+	r.must(err)
+	for info, err := range elsewhere.List(t.Context()) {
+		r.must(err)
+		b, err := blob.ReadAll(t.Context(), elsewhere, info.Digest)
+		r.must(err)
+		_, err = blob.PutBytes(t.Context(), store, b)
+		r.must(err)
+	}
+	plain := r.meta.Data[0]
+	if len(packed.Manifest.Data) != 1 || packed.Manifest.Data[0].Digest != plain.Digest || packed.Manifest.Data[0].Packed == nil {
+		t.Fatalf("%+v and %+v", plain, packed.Manifest.Data)
+	}
+	kill := r.serve("")
+	one, _ := r.mount()
+	r.check(r.read(one, 0))
+	r.layer = string(packed.Digest)
+	two, _ := r.mount()
+	r.must(store.Delete(t.Context(), plain.Digest))
+	r.must(store.Delete(t.Context(), plain.Chunks.Digest))
+	r.check(r.read(two, 1))
+	r.check(r.read(one, 2))
+	// A successor has no chunk table yet, and finds none of the first.
+	kill()
+	r.serve("")
+	r.check(r.read(two, 3))
+	if s := r.stats(); s.Corrupt != 0 {
+		t.Errorf("%+v", s)
 	}
 }
 

@@ -2,6 +2,7 @@ package depot
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"strconv"
@@ -36,19 +37,31 @@ func (f *folder) Read(ctx context.Context, r fuse.Read) (int, error) {
 	if k == nil {
 		return 0, fmt.Errorf("%w: %w", unix.ESTALE, errUnknown)
 	}
+	for try := 1; ; try++ {
+		turn := k.turns.Load()
+		n, err := f.read(ctx, k, r)
+		if errors.Is(err, blob.ErrNotFound) && f.detour(k, turn, try) {
+			continue
+		}
+		return n, err
+	}
+}
+
+// read is Read on the way to a blob that is the first now.
+func (f *folder) read(ctx context.Context, k *known, r fuse.Read) (int, error) {
 	begin := time.Now()
 	if err := f.readyIn(ctx, k); err != nil {
 		f.account(r.Pid, 0, time.Since(begin))
 		return 0, err
 	}
-	got, err := f.cache.Read(ctx, k.data.Digest, r.Off, r.Size, r.Buf)
+	got, err := f.cache.Read(ctx, k.blob.Digest, r.Off, r.Size, r.Buf)
 	if len(got.Missed) > 0 {
 		fetched := int64(0)
 		for _, i := range got.Missed {
-			fetched += min(erofs.ChunkSize, k.data.Size-int64(i)*erofs.ChunkSize)
+			fetched += min(erofs.ChunkSize, k.blob.Size-int64(i)*erofs.ChunkSize)
 		}
 		f.account(r.Pid, fetched, got.Waited)
-		f.noted.read(k.data.Digest, got.Missed)
+		f.noted.read(k.blob.Digest, got.Missed)
 	}
 	return got.N, err
 }

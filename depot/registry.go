@@ -44,7 +44,12 @@ type told struct {
 
 // known is one data blob.
 type known struct {
-	data image.Data
+	blob image.Part // its plain bytes
+
+	// Layers may have the same bytes plain and packed, and one way to them may go while others
+	// are there: the first is taken. Guarded by registry.mu.
+	ways  []image.Data
+	turns atomic.Int64 // how often another became the first
 
 	added atomic.Bool        // to the cache
 	turn  singleflight.Group // who adds it
@@ -58,7 +63,7 @@ func node(d blob.Digest) uint64 {
 }
 
 func (k *known) file() fuse.File {
-	return fuse.File{Name: k.data.Digest.Hex(), Node: node(k.data.Digest), Size: k.data.Size}
+	return fuse.File{Name: k.blob.Digest.Hex(), Node: node(k.blob.Digest), Size: k.blob.Size}
 }
 
 // openRegistry reads what was written by earlier processes. A file that is torn belongs to a
@@ -134,13 +139,18 @@ func (r *registry) enter(layer blob.Digest, data []image.Data, at time.Time) err
 	defer r.mu.Unlock()
 	for _, d := range data {
 		// Whoever finds two blobs whose names begin with the same 63 bits gets no use of it.
-		if k := r.nodes[node(d.Digest)]; k != nil && k.data.Digest != d.Digest {
-			return fmt.Errorf("blobs %s and %s have one number: %w", d.Digest, k.data.Digest, image.ErrCorrupt)
+		if k := r.nodes[node(d.Digest)]; k != nil && k.blob.Digest != d.Digest {
+			return fmt.Errorf("blobs %s and %s have one number: %w", d.Digest, k.blob.Digest, image.ErrCorrupt)
 		}
 	}
 	for _, d := range data {
-		if r.nodes[node(d.Digest)] == nil {
-			r.nodes[node(d.Digest)] = &known{data: d}
+		k := r.nodes[node(d.Digest)]
+		if k == nil {
+			k = &known{blob: d.Part}
+			r.nodes[node(d.Digest)] = k
+		}
+		if !slices.ContainsFunc(k.ways, func(w image.Data) bool { return sameWay(w, d) }) {
+			k.ways = append(k.ways, d)
 		}
 	}
 	r.layers[layer] = &told{data: data, at: at}
@@ -199,7 +209,7 @@ func (r *registry) forget(inUse map[blob.Digest]bool, most int, fresh time.Durat
 	}
 	r.mu.Unlock()
 	for _, k := range gone {
-		r.cache.Forget(k.data.Digest)
+		r.cache.Forget(k.blob.Digest)
 	}
 	return len(old)
 }
@@ -236,14 +246,22 @@ func (r *registry) ready(ctx context.Context, k *known) error {
 	wait := k.turn.DoChan("", func() (any, error) {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.limit)
 		defer cancel()
-		t, err := image.ReadTable(ctx, r.store, k.data)
-		if err == nil {
-			err = r.cache.Add(k.data, t)
+		r.mu.Lock()
+		ways := slices.Clone(k.ways)
+		r.mu.Unlock()
+		var errs []error
+		for _, w := range ways {
+			t, err := image.ReadTable(ctx, r.store, w)
+			if err == nil {
+				err = r.cache.Add(w, t)
+			}
+			if err == nil {
+				k.added.Store(true)
+				return nil, nil
+			}
+			errs = append(errs, err)
 		}
-		if err == nil {
-			k.added.Store(true)
-		}
-		return nil, err
+		return nil, errors.Join(errs...)
 	})
 	select {
 	case got := <-wait:
@@ -253,6 +271,25 @@ func (r *registry) ready(ctx context.Context, k *known) error {
 	}
 }
 
+// detour puts the first way to a blob, which led nowhere, behind the others, unless that was done
+// since turn. It reports whether a read that was tried so often has one left.
+func (r *registry) detour(k *known, turn int64, tries int) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if tries >= len(k.ways) {
+		return false
+	}
+	if k.turns.CompareAndSwap(turn, turn+1) {
+		k.ways = append(slices.Clone(k.ways[1:]), k.ways[0])
+		k.added.Store(false)
+	}
+	return true
+}
+
+func sameWay(a, b image.Data) bool {
+	return a.Chunks == b.Chunks && (a.Packed == nil) == (b.Packed == nil) && (a.Packed == nil || *a.Packed == *b.Packed)
+}
+
 // Lookup implements fuse.Folder.
 func (r *registry) Lookup(name string) (fuse.File, bool) {
 	d, err := blob.Parse("sha256:" + strings.ToLower(name))
@@ -260,7 +297,7 @@ func (r *registry) Lookup(name string) (fuse.File, bool) {
 		return fuse.File{}, false
 	}
 	k := r.get(node(d))
-	if k == nil || k.data.Digest != d {
+	if k == nil || k.blob.Digest != d {
 		return fuse.File{}, false
 	}
 	return k.file(), true

@@ -1,9 +1,11 @@
 package e2e_test
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -70,6 +72,55 @@ func TestCommitsOnTwoNodes(t *testing.T) {
 		t.Errorf("gc of a shared store: %d, %q", r.code, r.err)
 	}
 	b.dsec(t, "image", "gc", "--alone")
+}
+
+// TestStoreInPlace runs sandboxes from the files of a store where they lie: nothing of their data is
+// kept on the node, and a node whose folder is on loan finds them again when it is killed.
+func TestStoreInPlace(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "store")
+	a, b := unstarted(t), fresh(t)
+	a.flags = []string{"--store", "file://" + dir}
+	b.flags = []string{"--store", "file://" + dir + "?in-place=true"}
+	for _, n := range []*node{a, b} {
+		must(t, n.start())
+	}
+	archive, sums := bigTar(t)
+	must(t, a.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
+	var img dsec.Image
+	must(t, json.Unmarshal([]byte(a.dsec(t, "image", "inspect", "big", "--json")), &img))
+	b.dsec(t, "image", "import", "layer:"+img.Digest, "--name", "big")
+	sb := strings.TrimSpace(b.dsec(t, "create", "--image", "big"))
+	read := func(when string) {
+		t.Helper()
+		out := b.dsec(t, "exec", sb, "sh", "-c", "cd /big && sha256sum * | cut -d' ' -f1")
+		if got := strings.Fields(out); !slices.Equal(got, sums) {
+			t.Errorf("%s: other bytes: %q", when, got)
+		}
+	}
+	read("from the store's files")
+	if s := b.depotStats(t); s.Cached != 0 || s.Fetched != 0 {
+		t.Errorf("%d bytes were fetched and %d are kept", s.Fetched, s.Cached)
+	}
+	b.kill()
+	must(t, b.start())
+	read("after a restart")
+	b.dsec(t, "commit", sb, "more@v1")
+	again := strings.TrimSpace(b.dsec(t, "create", "--image", "big", "--workspace", "more"))
+	b.dsec(t, "exec", again, "sha256sum", "/big/00")
+	// What is packed has no such files: it comes through the cache.
+	packed := fresh(t)
+	packed.flags = []string{"--store", "file://" + dir + "-packed?compress=zstd"}
+	must(t, packed.start())
+	must(t, packed.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
+	must(t, json.Unmarshal([]byte(packed.dsec(t, "image", "inspect", "big", "--json")), &img))
+	b.kill()
+	b.flags = []string{"--store", "file://" + dir + "-packed?in-place=true"}
+	must(t, b.start())
+	b.dsec(t, "image", "import", "layer:"+img.Digest, "--name", "other")
+	id := strings.TrimSpace(b.dsec(t, "create", "--image", "other"))
+	if out := b.dsec(t, "exec", id, "sha256sum", "/big/07"); !strings.HasPrefix(out, sums[7]) {
+		t.Errorf("packed data through the cache: %q", out)
+	}
 }
 
 // TestStoreThatIsAway starts a node whose store does not answer: it serves, and its

@@ -74,8 +74,8 @@ type Cache struct {
 // entry is one blob. Its mu is taken after Cache.mu.
 type entry struct {
 	digest blob.Digest
-	data   image.Data
-	table  *image.Table
+	plain  int64                  // its bytes
+	origin atomic.Pointer[origin] // nil as long as it was not added
 	file   *os.File // sparse, as long as the blob
 	marks  *os.File // see marks.go
 
@@ -89,6 +89,12 @@ type entry struct {
 	sure    int   // chunks that are kept
 	flying  map[int]*flight
 	streams [8]stream
+}
+
+// origin is where the chunks of a blob come from.
+type origin struct {
+	data  image.Data
+	table *image.Table
 }
 
 // Open opens a cache and finds what an earlier one kept. One process has a folder at a time.
@@ -164,14 +170,13 @@ func (c *Cache) Close() error {
 	return c.lock.Close()
 }
 
-// Add makes a blob known, so that it can be read. Again it does nothing.
+// Add makes a blob known, so that it can be read. Again it changes where it is fetched from:
+// plain or packed, its bytes are the same.
 func (c *Cache) Add(d image.Data, t *image.Table) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.blobs[d.Digest]
 	switch {
-	case e != nil && e.table != nil:
-		return nil
 	case e != nil && (e.size() != d.Size || len(e.state) != t.Len()):
 		c.drop(e)
 		e.close()
@@ -186,9 +191,8 @@ func (c *Cache) Add(d image.Data, t *image.Table) error {
 		}
 		c.blobs[d.Digest] = e
 	}
-	e.mu.Lock()
-	e.data, e.table, e.used = d, t, time.Now()
-	e.mu.Unlock()
+	e.origin.Store(&origin{d, t})
+	e.used = time.Now()
 	return nil
 }
 
@@ -206,9 +210,7 @@ func (c *Cache) Forget(d blob.Digest) bool {
 	}
 	e.ahead = nil
 	c.queue = slices.DeleteFunc(c.queue, func(q *entry) bool { return q == e })
-	e.mu.Lock()
-	e.table = nil
-	e.mu.Unlock()
+	e.origin.Store(nil)
 	c.drop(e)
 	return c.blobs[d] == nil
 }
@@ -233,7 +235,7 @@ func (c *Cache) Path(d blob.Digest) (path string, release func(), ok bool) {
 func (e *entry) complete() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.table != nil && e.sure == len(e.state)
+	return e.origin.Load() != nil && e.sure == len(e.state)
 }
 
 // Cached gives the bytes of a blob that are here.
@@ -266,7 +268,7 @@ func (c *Cache) pin(d blob.Digest) (*entry, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.blobs[d]
-	if e == nil || e.table == nil {
+	if e == nil || e.origin.Load() == nil {
 		return nil, fmt.Errorf("blob %s: %w", d, ErrUnknown)
 	}
 	e.pins++
@@ -330,7 +332,7 @@ func (c *Cache) drop(e *entry) {
 	have := e.have
 	e.forget()
 	c.cached -= have - e.have
-	if e.table == nil && e.have == 0 {
+	if e.origin.Load() == nil && e.have == 0 {
 		e.close()
 		c.remove(e)
 		delete(c.blobs, e.digest)

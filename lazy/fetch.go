@@ -71,7 +71,11 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	if off < 0 || n < 0 {
 		return r, unix.EINVAL
 	}
-	n = int(min(int64(n), max(0, e.data.Size-off)))
+	o := e.origin.Load()
+	if o == nil {
+		return r, ErrUnknown // pinned in the moment that it was forgotten
+	}
+	n = int(min(int64(n), max(0, e.plain-off)))
 	if n == 0 {
 		return r, nil
 	}
@@ -81,7 +85,7 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	parts := make([][]byte, last-first+1) // nil where the file has it
 	for i := first; i <= last; i++ {
 		begin := time.Now()
-		data, missed, err := c.chunk(ctx, e, i, last)
+		data, missed, err := c.chunk(ctx, e, o, i, last)
 		if missed {
 			r.Missed = append(r.Missed, i)
 			r.Waited += time.Since(begin)
@@ -99,7 +103,7 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	for i := first; i <= last; i++ {
 		at := int64(i) * erofs.ChunkSize
 		from := max(off, at)
-		to := min(off+int64(n), at+int64(e.table.Size(i)))
+		to := min(off+int64(n), at+e.sizeOf(i))
 		out := p[from-off : to-off]
 		if data := parts[i-first]; data != nil {
 			copy(out, data[from-at:])
@@ -123,7 +127,7 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 
 // chunk has chunk i at hand: in the file, or as data. A fetch for it brings those up to last
 // along.
-func (c *Cache) chunk(ctx context.Context, e *entry, i, last int) (data []byte, missed bool, err error) {
+func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, i, last int) (data []byte, missed bool, err error) {
 	for {
 		e.mu.Lock()
 		switch e.state[i] {
@@ -139,7 +143,7 @@ func (c *Cache) chunk(ctx context.Context, e *entry, i, last int) (data []byte, 
 			return nil, missed, nil
 		case suspect:
 			e.mu.Unlock()
-			if err := c.recheck(e, i); err != nil {
+			if err := c.recheck(e, o, i); err != nil {
 				return nil, missed, err
 			}
 			continue
@@ -168,11 +172,11 @@ func (c *Cache) chunk(ctx context.Context, e *entry, i, last int) (data []byte, 
 }
 
 // recheck decides about a chunk of an earlier boot.
-func (c *Cache) recheck(e *entry, i int) error {
-	b := make([]byte, e.table.Size(i))
+func (c *Cache) recheck(e *entry, o *origin, i int) error {
+	b := make([]byte, e.sizeOf(i))
 	_, err := e.file.ReadAt(b, int64(i)*erofs.ChunkSize)
 	m := kept
-	if err != nil || !e.table.Is(i, b) {
+	if err != nil || !o.table.Is(i, b) {
 		m = absent
 		c.stats.corrupt.Add(1)
 	}
@@ -294,9 +298,13 @@ func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	begin, _ := e.table.Range(r.first)
-	end, n := e.table.Range(r.first + len(r.flights) - 1)
-	from := e.data.Stored().Digest
+	o := e.origin.Load()
+	if o == nil {
+		return ErrUnknown
+	}
+	begin, _ := o.table.Range(r.first)
+	end, n := o.table.Range(r.first + len(r.flights) - 1)
+	from := o.data.Stored().Digest
 	body, err := c.cfg.Store.Get(ctx, from, begin, end+n-begin)
 	if err != nil {
 		return because(ctx, err)
@@ -304,14 +312,14 @@ func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
 	defer body.Close()
 	for k := range r.flights {
 		i := r.first + k
-		_, n := e.table.Range(i)
+		_, n := o.table.Range(i)
 		frame := make([]byte, n)
 		got, err := io.ReadFull(body, frame)
 		c.stats.fetched.Add(int64(got))
 		if err != nil {
 			return because(ctx, fmt.Errorf("chunk %d: %w", i, err))
 		}
-		data, err := e.table.Open(i, frame, nil)
+		data, err := o.table.Open(i, frame, nil)
 		if err != nil {
 			if errors.Is(err, image.ErrCorrupt) {
 				c.stats.corrupt.Add(1)

@@ -54,7 +54,7 @@ func (e *entry) open(cfg Config, size int64) (err error) {
 	if e.marks, err = os.OpenFile(e.path(cfg.Dir)+marksSuffix, flags, 0o600); err != nil {
 		return err
 	}
-	e.state = make([]mark, chunksOf(size))
+	e.plain, e.state = size, make([]mark, chunksOf(size))
 	boot := make([]byte, bootBytes)
 	copy(boot, cfg.Boot)
 	b, err := io.ReadAll(io.LimitReader(e.marks, int64(marksHeader+len(e.state)+1)))
@@ -77,7 +77,7 @@ func (e *entry) open(cfg Config, size int64) (err error) {
 				e.state[i] = suspect
 			}
 			if e.state[i] != absent {
-				e.have += min(erofs.ChunkSize, size-int64(i)*erofs.ChunkSize)
+				e.have += e.sizeOf(i)
 			}
 		}
 	}
@@ -99,6 +99,9 @@ func (e *entry) open(cfg Config, size int64) (err error) {
 	return err
 }
 
+// sizeOf is the bytes of a chunk.
+func (e *entry) sizeOf(i int) int64 { return min(erofs.ChunkSize, e.plain-int64(i)*erofs.ChunkSize) }
+
 // set notes a mark on the disk too. A mark that cannot be written there costs a fetch later.
 // Requires: e.mu held.
 func (e *entry) set(i int, m mark) error {
@@ -108,7 +111,7 @@ func (e *entry) set(i int, m mark) error {
 	if _, err := e.marks.WriteAt([]byte{byte(m)}, int64(marksHeader+i)); err != nil {
 		return err
 	}
-	n := int64(e.table.Size(i))
+	n := e.sizeOf(i)
 	switch {
 	case e.state[i] == absent:
 		e.have += n

@@ -21,7 +21,7 @@ func (c *Cache) Prefetch(d blob.Digest, chunks []int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	e := c.blobs[d]
-	if e == nil || e.table == nil || len(chunks) == 0 {
+	if e == nil || e.origin.Load() == nil || len(chunks) == 0 {
 		return
 	}
 	if len(e.ahead) == 0 {
