@@ -76,8 +76,8 @@ type entry struct {
 	digest blob.Digest
 	plain  int64                  // its bytes
 	origin atomic.Pointer[origin] // nil as long as it was not added
-	file   *os.File // sparse, as long as the blob
-	marks  *os.File // see marks.go
+	file   *os.File               // sparse, as long as the blob
+	marks  *os.File               // see marks.go
 
 	pins  int       // reads and fetches under way, and holders of the path; guarded by Cache.mu
 	used  time.Time // guarded by Cache.mu

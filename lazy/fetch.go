@@ -18,7 +18,15 @@ import (
 const (
 	maxFetches = 16 // under way; each holds its chunks until they are written and copied
 	maxRun     = 16 // chunks of one fetch: 4 MiB
-	minStream  = 4  // chunks that were fetched together before more are fetched unasked
+	minStream  = 4  // chunks of a fetch from which on the next is fetched before anybody waits
+
+	// A fetch brings half as much more as its reader has read without a gap. An image is many
+	// small files that nobody reads all of: growing by what was fetched, not read, brought half
+	// as much again as a task touched.
+	readShare = 2
+
+	// The kernel has several requests of one reader under way, in any order.
+	disorder = 256 << 10
 )
 
 var errSlow = errors.New("the store did not answer in time")
@@ -30,11 +38,17 @@ type flight struct {
 	err  error
 }
 
-// stream is a reader that goes forward: what was fetched for it ends before chunk next, and
-// each fetch brings twice as much as the one before.
+// stream is a reader that goes forward.
 type stream struct {
-	next, window int
-	used         time.Time
+	end  int64 // of what it has read
+	run  int64 // bytes that it has read without a gap
+	next int   // chunk behind what was fetched for it; 0 if nothing was
+	used time.Time
+}
+
+// window is how many chunks a fetch for s brings.
+func (s *stream) window() int {
+	return int(min(maxRun, 1+s.run/(readShare*erofs.ChunkSize)))
 }
 
 // run is a row of chunks that one fetch brings.
@@ -82,10 +96,13 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	ctx, cancel := context.WithTimeoutCause(ctx, c.cfg.Limit, errSlow)
 	defer cancel()
 	first, last := int(off/erofs.ChunkSize), int((off+int64(n)-1)/erofs.ChunkSize)
+	e.mu.Lock()
+	s := e.follow(off, int64(n))
+	e.mu.Unlock()
 	parts := make([][]byte, last-first+1) // nil where the file has it
 	for i := first; i <= last; i++ {
 		begin := time.Now()
-		data, missed, err := c.chunk(ctx, e, o, i, last)
+		data, missed, err := c.chunk(ctx, e, o, s, i, last)
 		if missed {
 			r.Missed = append(r.Missed, i)
 			r.Waited += time.Since(begin)
@@ -127,12 +144,12 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 
 // chunk has chunk i at hand: in the file, or as data. A fetch for it brings those up to last
 // along.
-func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, i, last int) (data []byte, missed bool, err error) {
+func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, last int) (data []byte, missed bool, err error) {
 	for {
 		e.mu.Lock()
 		switch e.state[i] {
 		case kept:
-			next, ok := e.forward(i)
+			next, ok := e.forward(s, i)
 			e.mu.Unlock()
 			if ok {
 				c.start(e, next)
@@ -151,7 +168,7 @@ func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, i, last int) (da
 		f := e.flying[i]
 		var r run
 		if f == nil {
-			r = e.plan(i, last)
+			r = e.plan(s, i, last)
 			f = r.flights[0]
 		}
 		e.mu.Unlock()
@@ -196,49 +213,45 @@ func (c *Cache) recheck(e *entry, o *origin, i int) error {
 	return nil
 }
 
-// plan takes a row of absent chunks from i on: those up to last, and more if whoever reads
-// goes forward. Requires: e.mu held, chunk i absent and not flying.
-func (e *entry) plan(i, last int) run {
-	now := time.Now()
-	s, oldest := (*stream)(nil), &e.streams[0]
+// follow finds the reader whose next bytes these are, or takes them for a new one's. Requires:
+// e.mu held.
+func (e *entry) follow(off, n int64) *stream {
+	s := &e.streams[0]
 	for k := range e.streams {
 		t := &e.streams[k]
-		if t.window > 0 && (t.next == i || t.next+1 == i) {
+		if t.run > 0 && off <= t.end && off >= t.end-disorder {
 			s = t
 			break
 		}
-		if t.used.Before(oldest.used) {
-			oldest = t
+		if t.used.Before(s.used) {
+			s = t // the one that was quiet for longest
 		}
 	}
-	if s == nil {
-		s = oldest
-		s.window = 0
+	if s.run == 0 || off > s.end || off < s.end-disorder {
+		*s = stream{end: off}
 	}
-	s.used = now
-	s.window = min(max(2*s.window, 1), maxRun)
-	r := e.row(i, max(s.window, last-i+1))
+	s.end, s.run, s.used = max(s.end, off+n), s.run+n, time.Now()
+	return s
+}
+
+// plan takes a row of absent chunks from i on: those up to last, and more if whoever reads
+// goes forward. Requires: e.mu held, chunk i absent and not flying.
+func (e *entry) plan(s *stream, i, last int) run {
+	r := e.row(i, max(s.window(), last-i+1))
 	s.next = i + len(r.flights)
 	return r
 }
 
 // forward takes the next row of a reader that goes forward, when he comes to the second half
 // of what was fetched for him. Requires: e.mu held.
-func (e *entry) forward(i int) (run, bool) {
-	for k := range e.streams {
-		s := &e.streams[k]
-		if s.window < minStream || i < s.next-s.window/2 || i >= s.next || s.next >= len(e.state) {
-			continue
-		}
-		if e.state[s.next] != absent || e.flying[s.next] != nil {
-			return run{}, false
-		}
-		s.window, s.used = min(2*s.window, maxRun), time.Now()
-		r := e.row(s.next, s.window)
-		s.next += len(r.flights)
-		return r, true
+func (e *entry) forward(s *stream, i int) (run, bool) {
+	w := s.window()
+	if w < minStream || i < s.next-w/2 || i >= s.next || s.next >= len(e.state) || e.state[s.next] != absent || e.flying[s.next] != nil {
+		return run{}, false
 	}
-	return run{}, false
+	r := e.row(s.next, w)
+	s.next += len(r.flights)
+	return r, true
 }
 
 // row takes up to n chunks from i on that are absent and not flying. Requires: e.mu held.
