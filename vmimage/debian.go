@@ -54,7 +54,6 @@ After=dsec-grow.service
 ExecStart=` + guestPath + ` agent
 Restart=always
 RestartSec=1
-OOMScoreAdjust=-1000
 KillMode=process
 Delegate=yes
 Slice=-.slice

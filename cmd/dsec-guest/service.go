@@ -42,6 +42,9 @@ var _ vm.Handler = (*service)(nil)
 
 // serveService runs the agent until a port fails.
 func serveService() error {
+	// Commands inherit the score. One that the kernel may not end makes a machine
+	// without memory stand still.
+	os.WriteFile("/proc/self/oom_score_adj", []byte("0"), 0) //nolint:errcheck // then it is as the system wants
 	groups, err := jail.OwnGroups()
 	if err != nil {
 		// A system without cgroup v2: trees are found by parentage.

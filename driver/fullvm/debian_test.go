@@ -297,13 +297,11 @@ var lacks = map[string]string{
 	"pause and freeze": "the root is a disk image of the guest's: the node walks no folder of it",
 	"reclaim":          "a paused machine has no process whose memory could come back: it all did",
 	"no shell":         "the image is the sandbox's root, and this one has a shell",
-	"out of memory":    "the guest's kernel chooses what to end, and when",
 	"hostile workload": "root of a machine can end its agent and its system: the screen is left then",
 }
 
 // but are the exceptions.
 var but = map[string]string{
-	"limits":    "commands have a limit of memory; an emulated system thrashes for minutes before it ends one that reaches it",
 	"disk full": "what is printed while the disk is full may be lost: the agent's records lie on that disk",
 }
 
