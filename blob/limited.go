@@ -8,6 +8,8 @@ import (
 	"iter"
 	"sync"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Limits say how slow a Limited store is. A zero field does not limit.
@@ -146,8 +148,24 @@ func (l *Limited) pace(ctx context.Context, n int) error {
 	return sleep(ctx, time.Until(until))
 }
 
+// exactly is how long a wait may occupy a thread.
+const exactly = 5 * time.Millisecond
+
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
+		return nil
+	}
+	if d < exactly {
+		// A timer of the runtime is up to a millisecond late, which is a second store.
+		for until := time.Now().Add(d); d > 0; d = time.Until(until) {
+			ts := unix.NsecToTimespec(int64(d))
+			if err := unix.Nanosleep(&ts, nil); err != nil && err != unix.EINTR {
+				return err
+			}
+		}
+		if ctx.Err() != nil {
+			return context.Cause(ctx)
+		}
 		return nil
 	}
 	t := time.NewTimer(d)

@@ -89,6 +89,7 @@ type entry struct {
 	sure    int   // chunks that are kept
 	flying  map[int]*flight
 	streams [8]stream
+	guesses guesses
 }
 
 // origin is where the chunks of a blob come from.

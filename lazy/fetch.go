@@ -25,6 +25,12 @@ const (
 	// as much again as a task touched.
 	readShare = 2
 
+	// A fetch for who reads here and there brings the chunk behind along as long as that share of
+	// those was read: the files of a program lie together.
+	guessShare = 0.7
+	guessAgain = 64  // fetches after which a guess is tried all the same
+	guessKnown = 256 // guesses that count; older ones fade
+
 	// The kernel has several requests of one reader under way, in any order.
 	disorder = 256 << 10
 )
@@ -147,6 +153,7 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, last int) (data []byte, missed bool, err error) {
 	for {
 		e.mu.Lock()
+		e.guesses.read(i)
 		switch e.state[i] {
 		case kept:
 			next, ok := e.forward(s, i)
@@ -213,6 +220,42 @@ func (c *Cache) recheck(e *entry, o *origin, i int) error {
 	return nil
 }
 
+// guesses are the chunks that were brought along on the chance that somebody reads them.
+// Guarded by entry.mu.
+type guesses struct {
+	open         map[int]bool // not read yet
+	tried, right float64      // of late
+	held         int          // fetches without one since
+}
+
+// try reports whether to bring a chunk along.
+func (g *guesses) try() bool {
+	if g.right < guessShare*g.tried && g.held < guessAgain {
+		g.held++
+		return false
+	}
+	g.held = 0
+	return true
+}
+
+func (g *guesses) made(i int) {
+	if g.open == nil {
+		g.open = map[int]bool{}
+	}
+	g.open[i] = true
+	if g.tried++; g.tried > guessKnown {
+		g.tried, g.right = g.tried/2, g.right/2
+	}
+}
+
+// read notes that chunk i is wanted.
+func (g *guesses) read(i int) {
+	if g.open[i] {
+		delete(g.open, i)
+		g.right++
+	}
+}
+
 // follow finds the reader whose next bytes these are, or takes them for a new one's. Requires:
 // e.mu held.
 func (e *entry) follow(off, n int64) *stream {
@@ -237,7 +280,15 @@ func (e *entry) follow(off, n int64) *stream {
 // plan takes a row of absent chunks from i on: those up to last, and more if whoever reads
 // goes forward. Requires: e.mu held, chunk i absent and not flying.
 func (e *entry) plan(s *stream, i, last int) run {
-	r := e.row(i, max(s.window(), last-i+1))
+	n := max(s.window(), last-i+1)
+	guess := n == 1 && e.guesses.try()
+	if guess {
+		n = 2
+	}
+	r := e.row(i, n)
+	if guess && len(r.flights) == 2 {
+		e.guesses.made(i + 1)
+	}
 	s.next = i + len(r.flights)
 	return r
 }

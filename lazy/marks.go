@@ -137,6 +137,7 @@ func (e *entry) forget() {
 		}
 	}
 	clear(e.state)
+	clear(e.guesses.open)
 	e.have, e.sure = 0, 0
 	size := e.size()
 	if unix.Fallocate(int(e.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size) != nil {
