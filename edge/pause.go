@@ -24,9 +24,23 @@ type turn struct {
 	err  error // valid once done is closed; the sandbox is as it was then
 }
 
-// turnTimeout bounds a turn: a process in an uninterruptible call stands still
-// only after it.
-const turnTimeout = 10 * time.Second
+// Bounds of a turn. A process in an uninterruptible call stands still only after
+// it. A machine's memory is written to a disk and read again, and a guest that
+// is emulated, or has little of a processor, takes long to come back; one that
+// is given up then is lost, since its disk has moved on.
+const (
+	turnTimeout    = 10 * time.Second
+	machineTimeout = 2 * time.Minute
+)
+
+// turnTime is how long a turn of e may take.
+func (e *entry) turnTime() time.Duration {
+	switch e.rec.spec.spec.Kind {
+	case dsec.MicroVM, dsec.FullVM:
+		return machineTimeout
+	}
+	return turnTimeout
+}
 
 // beginTurn makes e turn to a state. The caller runs n.carry.
 // Requires: e.mu held, e.turn nil.
@@ -42,9 +56,9 @@ func (n *Node) carry(e *entry, m driver.Machine, t *turn, detail string) {
 	if t.to == dsec.Paused {
 		run = n.stand
 	}
+	limit := e.turnTime()
 	ok := n.spawn(func() {
-		ctx, cancel := context.WithTimeoutCause(n.life, turnTimeout,
-			dsec.Errorf(dsec.Timeout, "the sandbox is not %s after %v", t.to, turnTimeout))
+		ctx, cancel := context.WithTimeoutCause(n.life, limit, dsec.Errorf(dsec.Timeout, "the sandbox is not %s after %v", t.to, limit))
 		defer cancel()
 		e.endTurn(t, causeOf(ctx, run(ctx, e, m, detail)))
 	})
@@ -86,7 +100,7 @@ func (n *Node) stand(ctx context.Context, e *entry, m driver.Machine, detail str
 	}
 	at := n.clock.nano()
 	if err := n.append(change{Op: opPaused, ID: e.id, At: at}, func() { e.change(func(r *record) *record { return r.pausedAt(at) }) }); err != nil {
-		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), turnTimeout)
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.turnTime())
 		defer cancel()
 		p.Resume(undo) //nolint:errcheck // a call that comes tries again
 		return err

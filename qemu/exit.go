@@ -3,6 +3,8 @@ package qemu
 import (
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // Reason says why a process ended.
@@ -37,7 +39,7 @@ type Exit struct {
 func (e Exit) String() string {
 	s := e.Reason.String()
 	if e.Reason == Killed && e.Signal != 0 {
-		s += " by " + e.Signal.String()
+		s += " by " + unix.SignalName(e.Signal)
 	}
 	if e.Detail != "" {
 		s += ": " + e.Detail

@@ -178,7 +178,13 @@ func (g *slot) start(ctx context.Context, l launch) (*qemu.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := g.group.Limit(dsec.Resources{CPU: r.CPU, Memory: ram(r) + overhead, Pids: 256}); err != nil {
+	charge := ram(r) + overhead
+	if l.memory != nil {
+		// Of memory that all copies share a hole is filled by who writes there first,
+		// and charged to it beside its own page.
+		charge += ram(r)
+	}
+	if err := g.group.Limit(dsec.Resources{CPU: r.CPU, Memory: charge, Pids: 256}); err != nil {
 		return nil, err
 	}
 	f := &qemu.Files{}

@@ -91,6 +91,12 @@ const (
 	overhead  = (codeCache + 192) << 20
 )
 
+// charge is what a machine's control group may hold. A page that nobody has
+// touched before is a hole in its template's memory: the first machine that
+// writes it is charged twice, for the hole that the kernel fills and for its own
+// copy. Others find it filled.
+func (s shape) charge() int64 { return 2*s.RAM + overhead }
+
 // command is how a QEMU is started. The zero value of what is optional leaves
 // it out.
 type command struct {

@@ -177,7 +177,7 @@ func TestDeath(t *testing.T) {
 		kill func(m driver.Machine)
 		want string
 	}{
-		"killed":   {func(m driver.Machine) { m.(inside).KillGuest() }, "killed"}, //nolint:errcheck // it cannot fail
+		"killed":   {func(m driver.Machine) { m.(inside).KillGuest() }, "killed by SIGKILL"}, //nolint:errcheck // it cannot fail
 		"panicked": {func(m driver.Machine) { crash(m) }, "panic"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -192,6 +192,64 @@ func TestDeath(t *testing.T) {
 				t.Errorf("it ended as %+v", e)
 			}
 		})
+	}
+}
+
+// TestFirstOfItsSize writes most of a machine's memory, the first time in the life of its template:
+// it is the machine's to use, although the kernel counts some of it twice then.
+func TestFirstOfItsSize(t *testing.T) {
+	c := config()
+	c.Dir = t.TempDir()
+	d := open(t, c)
+	r := resources
+	r.Memory, r.Disk = 768<<20, 2<<30
+	m, err := d.Start(t.Context(), driver.Config{ID: keys.New(dsec.Place{}), Root: driver.Root{Files: []driver.LayerFiles{drivertest.RootFiles(t)}}, Resources: r, Hostname: "box"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Stop(context.WithoutCancel(t.Context())) //nolint:errcheck // the test has its result
+	if out := sh(t, m, "dd if=/dev/zero of=/big bs=1M count=900 2>/dev/null; echo $?"); strings.TrimSpace(out) != "0" {
+		t.Errorf("it says %q", out)
+	}
+	select {
+	case <-m.Done():
+		t.Errorf("it ended: %+v", m.Exit())
+	default:
+	}
+}
+
+// TestDamagedPause: a paused machine whose memory is not what it was does not go on.
+func TestDamagedPause(t *testing.T) {
+	d := open(t, config())
+	m := start(t, d, drivertest.RootFiles(t))
+	sh(t, m, "echo before > /file")
+	p := m.(driver.Pauser)
+	if err := p.Pause(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"pages", "device"} {
+		path := filepath.Join(m.(inside).Dir(), "saved", name)
+		b, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b[len(b)/2] ^= 1
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Resume(t.Context()); dsec.KindOf(err) != dsec.Lost || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s is damaged: %v", name, err)
+		}
+		b[len(b)/2] ^= 1
+		if err := os.WriteFile(path, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := p.Resume(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if out := sh(t, m, "cat /file"); out != "before\n" {
+		t.Errorf("after it was mended: %q", out)
 	}
 }
 

@@ -3,13 +3,16 @@ package microvm
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
 
+	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
 	"github.com/dsec-go/dsec/qemu"
 )
@@ -25,6 +28,7 @@ const (
 	savedDevice = "device"
 	savedPages  = "pages"
 	savedBase   = "base"
+	savedSums   = "sums" // of the two files that the pause wrote, as JSON
 )
 
 // undoTimeout bounds what sets right what went wrong.
@@ -102,7 +106,61 @@ func (m *machine) save(ctx context.Context) error {
 			which = ownPages
 		}
 	}
-	return m.slot.savePages(filepath.Join(dir, savedPages), which)
+	if err := m.slot.savePages(filepath.Join(dir, savedPages), which); err != nil {
+		return err
+	}
+	sums, err := sumsOf(dir)
+	if err != nil {
+		return err
+	}
+	b, err := json.Marshal(sums)
+	if err != nil {
+		return err
+	}
+	return noSpace(writeWhole(filepath.Join(dir, savedSums), b))
+}
+
+// sumsOf gives the checksums of what a pause wrote.
+func sumsOf(dir string) (map[string]uint32, error) {
+	sums := map[string]uint32{}
+	for _, name := range []string{savedDevice, savedPages} {
+		f, err := os.Open(filepath.Join(dir, name))
+		if err != nil {
+			return nil, err
+		}
+		sums[name], err = checksum(f)
+		f.Close()
+		if err != nil {
+			return nil, err
+		}
+	}
+	return sums, nil
+}
+
+// checkSaved refuses a saved machine whose files are not as they were written: it
+// would go on with other memory.
+func checkSaved(dir string) error {
+	b, err := os.ReadFile(filepath.Join(dir, savedSums))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // of a version before there were any
+	}
+	var want map[string]uint32
+	if err == nil {
+		err = json.Unmarshal(b, &want)
+	}
+	if err != nil {
+		return fmt.Errorf("read checksums of the saved machine: %w", err)
+	}
+	got, err := sumsOf(dir)
+	if err != nil {
+		return err
+	}
+	for name, sum := range want {
+		if got[name] != sum {
+			return dsec.Errorf(dsec.Lost, "the saved machine is damaged: file %s", name)
+		}
+	}
+	return nil
 }
 
 // kept gives the template of that ID if it is still on disk.
@@ -207,6 +265,9 @@ func (m *machine) restore(ctx context.Context) error {
 		return err
 	}
 	dir := m.slot.path(savedDir)
+	if err := checkSaved(dir); err != nil {
+		return err
+	}
 	st := m.state()
 	l := launch{pmem: m.slot.pmemPaths(st.Pmem)}
 	pages, err := os.Open(filepath.Join(dir, savedPages))

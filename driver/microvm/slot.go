@@ -66,7 +66,7 @@ func (d *Driver) newSlot(s shape) (*slot, error) {
 		g.group, err = d.cgroups.Make(strconv.Itoa(n), 0)
 	}
 	if err == nil {
-		err = g.group.Limit(dsec.Resources{CPU: dsec.MaxCPU, Memory: s.RAM + overhead, Pids: processThreads})
+		err = g.group.Limit(dsec.Resources{CPU: dsec.MaxCPU, Memory: s.charge(), Pids: processThreads})
 	}
 	if err != nil {
 		return nil, noSpace(errors.Join(err, g.destroy()))
@@ -382,5 +382,5 @@ func (g *slot) destroy() error {
 
 // limit sets the limits of a machine whose guest is a sandbox.
 func (g *slot) limit(r dsec.Resources) error {
-	return g.group.Limit(dsec.Resources{CPU: r.CPU, Memory: g.shape.RAM + overhead, Pids: processThreads})
+	return g.group.Limit(dsec.Resources{CPU: r.CPU, Memory: g.shape.charge(), Pids: processThreads})
 }

@@ -196,6 +196,9 @@ func copyDisk(to, from string) error {
 // copySaved makes a snapshot of a paused machine. Requires: m.moving held.
 func (m *machine) copySaved(ctx context.Context, dir string, sizes map[string]int64) error {
 	saved := m.slot.path(savedDir)
+	if err := checkSaved(saved); err != nil {
+		return err
+	}
 	if _, err := copyFile(filepath.Join(dir, snapshotDevice), filepath.Join(saved, savedDevice)); err != nil {
 		return err
 	}
