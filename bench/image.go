@@ -165,7 +165,7 @@ func (b *imageBench) prepare(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	b.limited = blob.NewLimited(tars, blob.Limits{Latency: b.o.Latency, BytesPerSecond: b.o.Rate})
+	b.limited = blob.NewLimited(tars, blob.Limits{Latency: b.o.Latency, BytesPerSecond: b.o.Rate, Exact: true})
 	for i := range b.o.Envs {
 		b.o.Log("making environment %d of %d", i+1, b.o.Envs)
 		e, err := b.make(ctx, n, tars, i)
@@ -239,7 +239,7 @@ func (b *imageBench) eager(ctx context.Context) (_ variant, err error) {
 	if err != nil {
 		return variant{}, err
 	}
-	far := blob.NewLimited(from, blob.Limits{Latency: b.o.Latency, BytesPerSecond: b.o.Rate})
+	far := blob.NewLimited(from, blob.Limits{Latency: b.o.Latency, BytesPerSecond: b.o.Rate, Exact: true})
 	near, err := blob.OpenFolder(folder)
 	if err != nil {
 		return variant{}, err

@@ -17,6 +17,10 @@ type Limits struct {
 	Latency        time.Duration // added to every call
 	BytesPerSecond int64         // shared by all readers and writers
 	Concurrent     int           // calls and open readers at once; others wait
+
+	// Exact waits occupy threads: the runtime's timers are up to a millisecond late, which is
+	// a second store. For benchmarks.
+	Exact bool
 }
 
 // Limited makes a store behave like one far away, for benchmarks, or keeps callers from
@@ -119,7 +123,7 @@ func (l *Limited) enter(ctx context.Context) error {
 			return fmt.Errorf("wait for blob store: %w", context.Cause(ctx))
 		}
 	}
-	if err := sleep(ctx, l.limits.Latency); err != nil {
+	if err := l.nap(ctx, l.limits.Latency); err != nil {
 		l.leave()
 		return fmt.Errorf("wait for blob store: %w", err)
 	}
@@ -145,27 +149,25 @@ func (l *Limited) pace(ctx context.Context, n int) error {
 	l.next = l.next.Add(took)
 	until := l.next
 	l.mu.Unlock()
-	return sleep(ctx, time.Until(until))
+	return l.nap(ctx, time.Until(until))
 }
 
-// exactly is how long a wait may occupy a thread.
-const exactly = 5 * time.Millisecond
+// nap is sleep, exact if it shall be.
+func (l *Limited) nap(ctx context.Context, d time.Duration) error {
+	if !l.limits.Exact || d <= 0 {
+		return sleep(ctx, d)
+	}
+	for until := time.Now().Add(d); d > 0 && ctx.Err() == nil; d = time.Until(until) {
+		ts := unix.NsecToTimespec(int64(min(d, 10*time.Millisecond)))
+		if err := unix.Nanosleep(&ts, nil); err != nil && err != unix.EINTR {
+			return err
+		}
+	}
+	return context.Cause(ctx)
+}
 
 func sleep(ctx context.Context, d time.Duration) error {
 	if d <= 0 {
-		return nil
-	}
-	if d < exactly {
-		// A timer of the runtime is up to a millisecond late, which is a second store.
-		for until := time.Now().Add(d); d > 0; d = time.Until(until) {
-			ts := unix.NsecToTimespec(int64(d))
-			if err := unix.Nanosleep(&ts, nil); err != nil && err != unix.EINTR {
-				return err
-			}
-		}
-		if ctx.Err() != nil {
-			return context.Cause(ctx)
-		}
 		return nil
 	}
 	t := time.NewTimer(d)

@@ -40,8 +40,10 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
+	"slices"
 	"time"
 
+	"go.etcd.io/etcd/api/v3/etcdserverpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.uber.org/zap"
 
@@ -193,7 +195,18 @@ func (c *Cluster) commit(ctx context.Context, op string, conds []clientv3.Cmp, o
 	if !resp.Succeeded {
 		return false, nil
 	}
+	// What deleted nothing is no change: the revision is of another, which may be none that the
+	// mirror will ever see.
+	if !slices.ContainsFunc(resp.Responses, changed) {
+		return true, nil
+	}
 	return true, fail(op, c.mirror.wait(ctx, resp.Header.Revision))
+}
+
+// changed reports whether an operation of a transaction has changed anything.
+func changed(r *etcdserverpb.ResponseOp) bool {
+	d := r.GetResponseDeleteRange()
+	return r.GetResponsePut() != nil || d != nil && d.Deleted > 0
 }
 
 func absent(key string) clientv3.Cmp {

@@ -20,6 +20,10 @@ func TestProfiles(t *testing.T) {
 	if got, err := b.Get(ctx, "sha256:l"); err != nil || got != "sha256:p" {
 		t.Errorf("profile %q, %v", got, err)
 	}
+	// What is written beside the mirror keeps nobody waiting for it.
+	if _, err := open(t).Projects().Create(ctx, dsec.Project{Name: "beside"}); err != nil {
+		t.Errorf("a project after a profile: %v", err)
+	}
 	if all, err := b.All(ctx); err != nil || len(all) != 1 || all["sha256:l"] != "sha256:p" {
 		t.Errorf("all: %v, %v", all, err)
 	}

@@ -297,6 +297,7 @@ func (s *server) serve(ctx context.Context, conn net.Conn) {
 			a, err = s.answer(ctx, q)
 		}
 		if err != nil {
+			err = image.Gone(err)
 			a = response{Error: err.Error(), Kind: dsec.KindOf(err).String()}
 		}
 		if out.Encode(a) != nil {
@@ -366,10 +367,12 @@ func (s *server) unmount() error {
 // cached gives how many bytes of layers are here.
 func (s *server) cached(layers []string) map[string]int64 {
 	out := map[string]int64{}
-	for _, l := range layers {
+	for _, l := range layers { // the same may be asked for twice
+		var n int64
 		for _, d := range s.folder.data(blob.Digest(l)) {
-			out[l] += s.cache.Cached(d.Digest)
+			n += s.cache.Cached(d.Digest)
 		}
+		out[l] = n
 	}
 	return out
 }

@@ -150,6 +150,30 @@ func versionOf(t *testing.T, n *node, name string) string {
 	return img.Version
 }
 
+// TestCommittedDeletions deletes files in the second of two commits: in a folder of the workspace's
+// own nothing of them is listed, and what was the base's is gone.
+func TestCommittedDeletions(t *testing.T) {
+	n := shared(t)
+	box := func(flags ...string) string {
+		return strings.TrimSpace(n.dsec(t, append([]string{"create", "--image", busybox}, flags...)...))
+	}
+	first := box()
+	n.dsec(t, "exec", first, "sh", "-c", "mkdir -p /proj/deep /proj/old; echo a > /proj/a; echo b > /proj/b; echo c > /proj/deep/c; echo x > /etc/own")
+	n.dsec(t, "commit", first, "ghosts@1")
+	second := box("--workspace", "ghosts")
+	n.dsec(t, "exec", second, "sh", "-c", "rm /proj/a /proj/deep/c /etc/own /bin/yes; rmdir /proj/old")
+	n.dsec(t, "commit", second, "ghosts@2")
+	third := box("--workspace", "ghosts@2")
+	const look = "find /proj /etc/own /bin/yes 2>&1 | sort"
+	want := n.dsec(t, "exec", second, "sh", "-c", look)
+	if got := n.dsec(t, "exec", third, "sh", "-c", look); got != want || !strings.Contains(got, "/proj/b") || strings.Contains(got, "/proj/a") {
+		t.Errorf("the commit has\n%s\nand the sandbox has\n%s", got, want)
+	}
+	for _, id := range []string{first, second, third} {
+		n.dsec(t, "stop", id)
+	}
+}
+
 // TestCommittedWorkspace keeps what a sandbox changed and starts from it.
 func TestCommittedWorkspace(t *testing.T) {
 	n := shared(t)

@@ -65,6 +65,50 @@ func settle(dir *Inode, covered bool) *Inode {
 	return out
 }
 
+// Prune returns t without the whiteouts that hide nothing of the layers that it will lie over. They
+// would not be harmless: overlayfs lists those of a folder that lies in t alone.
+func Prune(t *Tree, below ...*Tree) *Tree {
+	roots := make([]*Inode, len(below))
+	for i, b := range below {
+		roots[i] = b.root
+	}
+	return &Tree{root: prune(t.root, roots)}
+}
+
+// prune copies a folder. below are those that it will lie over.
+func prune(dir *Inode, below []*Inode) *Inode {
+	out := dir.copyDir()
+	for name, n := range dir.children {
+		hides, under := false, []*Inode(nil)
+		for _, b := range below {
+			if l := b.children[name]; l != nil && !l.IsWhiteout() {
+				hides = true
+				if l.IsDir() {
+					under = append(under, l)
+				}
+			}
+		}
+		switch {
+		case n.IsWhiteout() && !hides:
+			continue
+		case n.IsDir() && !hasXattr(n, XattrRedirect): // else it lies over another folder
+			n = prune(n, under)
+		}
+		out.children[name] = n
+	}
+	return out
+}
+
+// HasWhiteouts reports whether a tree has any.
+func (t *Tree) HasWhiteouts() bool {
+	for _, n := range t.Walk() {
+		if n.IsWhiteout() {
+			return true
+		}
+	}
+	return false
+}
+
 type mergeMode int
 
 const (

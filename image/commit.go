@@ -24,6 +24,10 @@ type CommitSource struct {
 	// the workspace that lay directly below. Its data is pointed to, not
 	// copied.
 	Over blob.Digest
+	// Below are the other layers that the sandbox's root is made of: what hides
+	// nothing of theirs is left out. A name that was deleted would be listed
+	// otherwise, without a file.
+	Below []blob.Digest
 	// Config is taken into the manifest.
 	Config Config
 	// Role is the new layer's; default dsec.Workspace.
@@ -57,16 +61,32 @@ func (l *Library) commit(ctx context.Context, src CommitSource) (Layer, error) {
 		if src.Read != nil {
 			src.Read()
 		}
-		if src.Over == "" {
-			return t, nil
+		if src.Over != "" {
+			if t, old, err = l.over(ctx, b, src.Over, t); err != nil {
+				return nil, err
+			}
 		}
-		t, old, err = l.over(ctx, b, src.Over, t)
-		return t, err
+		return l.pruned(ctx, t, src.Below)
 	})
 	if err != nil {
 		return Layer{}, err
 	}
 	return w.finish(ctx, t, Manifest{Config: src.Config}, old)
+}
+
+// pruned takes the whiteouts out of t that hide nothing of what lies below.
+func (l *Library) pruned(ctx context.Context, t *erofs.Tree, below []blob.Digest) (*erofs.Tree, error) {
+	if len(below) == 0 || !t.HasWhiteouts() {
+		return t, nil
+	}
+	trees := make([]*erofs.Tree, len(below))
+	for i, d := range below {
+		var err error
+		if trees[i], _, err = l.tree(ctx, d); err != nil {
+			return nil, stored("", fmt.Errorf("layer %s: %w", d, err))
+		}
+	}
+	return erofs.Prune(t, trees...), nil
 }
 
 // over folds changes into the layer below them. A chain of commits would come to

@@ -40,6 +40,15 @@ func fault(op string, err error) error {
 	return dsec.WithOp(op, "", err)
 }
 
+// Gone gives an error of reading a layer that is known its kind: what the store
+// has not any more, or has otherwise, is Lost.
+func Gone(err error) error {
+	if e := (*dsec.Error)(nil); err != nil && !errors.As(err, &e) && errors.Is(err, blob.ErrNotFound) {
+		return &dsec.Error{Kind: dsec.Lost, Err: err}
+	}
+	return stored("", err)
+}
+
 func kindOf(err error) dsec.ErrorKind {
 	if e := (*dsec.Error)(nil); errors.As(err, &e) {
 		return e.Kind

@@ -255,7 +255,7 @@ func TestExportRefused(t *testing.T) {
 	must(t, os.Chmod(path, 0o600))
 	must(t, os.WriteFile(path, damaged(data, 100), 0o600))
 	var out bytes.Buffer
-	if err := lib.Export(t.Context(), env, &out, image.ExportOptions{}); !errors.Is(err, image.ErrCorrupt) || dsec.KindOf(err) != dsec.Internal {
+	if err := lib.Export(t.Context(), env, &out, image.ExportOptions{}); !errors.Is(err, image.ErrCorrupt) || dsec.KindOf(err) != dsec.Lost {
 		t.Errorf("damaged data: %v", err)
 	}
 	if out.Len() != 0 {

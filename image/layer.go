@@ -246,13 +246,14 @@ func readSmall(ctx context.Context, s blob.Store, d blob.Digest, most int64) ([]
 	return b, nil
 }
 
-// stored is fault for what lies in the store: corruption there is ours.
+// stored is fault for what lies in the store: corruption there is no caller's, and
+// what was there is lost.
 func stored(op string, err error) error {
 	if err == nil {
 		return nil
 	}
 	if isCorrupt(err) {
-		err = &dsec.Error{Kind: dsec.Internal, Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
+		err = &dsec.Error{Kind: dsec.Lost, Err: fmt.Errorf("%w: %w", ErrCorrupt, err)}
 	}
 	return fault(op, err)
 }

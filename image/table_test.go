@@ -183,7 +183,7 @@ func TestUnpackDamaged(t *testing.T) {
 	for name, b := range map[string][]byte{"cut off": good[:len(good)-1], "empty": {}, "changed": damaged(good, len(good)-1)} {
 		must(t, os.WriteFile(path, b, 0o600))
 		var out bytes.Buffer
-		if err := lib.Unpack(t.Context(), d, &out); !errors.Is(err, image.ErrCorrupt) || dsec.KindOf(err) != dsec.Internal {
+		if err := lib.Unpack(t.Context(), d, &out); !errors.Is(err, image.ErrCorrupt) || dsec.KindOf(err) != dsec.Lost {
 			t.Errorf("%s: %v", name, err)
 		}
 	}

@@ -183,6 +183,9 @@ func (s *images) Remove(ctx context.Context, name string) error {
 // the sandboxes: a create pins its layers while they have their names, and is
 // among the sandboxes before the pin ends.
 func (s *images) Collect(ctx context.Context, opt dsec.CollectOptions) (dsec.Collected, error) {
+	if c, ok := dsec.CallerFrom(ctx); opt.Alone && ok && !c.Admin {
+		return dsec.Collected{}, dsec.Errorf(dsec.Denied, "that nobody else uses the store is an operator's word")
+	}
 	if s.shared && !opt.Alone {
 		return dsec.Collected{}, dsec.Errorf(dsec.Conflict, "other clusters may use the store, whose names are not known here and whose layers would go")
 	}
@@ -257,6 +260,15 @@ func (s *images) Commit(ctx context.Context, src edge.CommitSource) (dsec.Image,
 		}
 		c := src.Base.Config
 		from.Config = image.Config{Env: c.Env, Cwd: c.Cwd, User: c.User, Cmd: c.Shell}
+	}
+	for _, digest := range src.Layers {
+		d, err := blob.Parse(digest)
+		if err != nil {
+			return dsec.Image{}, fmt.Errorf("read digest of layer: %w", err)
+		}
+		if d != from.Over {
+			from.Below = append(from.Below, d)
+		}
 	}
 	l, err := s.library.Commit(ctx, from)
 	if err != nil {

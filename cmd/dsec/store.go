@@ -116,6 +116,7 @@ func (c *storeConfig) options(raw string) (rest string, err error) {
 			}
 		case optLatency:
 			c.limits.Latency, err = time.ParseDuration(value)
+			c.limits.Exact = true
 		case optRate:
 			c.limits.BytesPerSecond, err = parseBytes(value)
 		default:

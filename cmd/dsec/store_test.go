@@ -40,7 +40,7 @@ func TestStoreOptions(t *testing.T) {
 		}
 	}
 	c, err := openStore(Up{Data: "/d", Store: "file:///mnt/a?latency=1ms&rate=200M"})
-	if want := (blob.Limits{Latency: time.Millisecond, BytesPerSecond: 200 << 20}); err != nil || c.limits != want {
+	if want := (blob.Limits{Latency: time.Millisecond, BytesPerSecond: 200 << 20, Exact: true}); err != nil || c.limits != want {
 		t.Errorf("limits are %+v (%v)", c.limits, err)
 	}
 }
