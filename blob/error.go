@@ -60,8 +60,11 @@ func system(err error) error {
 }
 
 // lookup wraps what the system said when it was asked for the file of d.
-func lookup(verb string, d Digest, err error) error {
+func (f *Folder) lookup(verb string, d Digest, err error) error {
 	if errors.Is(err, fs.ErrNotExist) {
+		if err := f.away(); err != nil {
+			return fmt.Errorf("%s blob %s: %w", verb, d, err)
+		}
 		return notFound(d)
 	}
 	return fmt.Errorf("%s blob %s: %w", verb, d, system(err))

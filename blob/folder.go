@@ -114,6 +114,18 @@ func (f *Folder) init() error {
 	return nil
 }
 
+// away is ErrUnavailable if the folder is no store any more, as where its file
+// system is not mounted: that says nothing of the blobs in it.
+func (f *Folder) away() error {
+	if _, err := os.Stat(filepath.Join(f.dir, formatName)); errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("%w: the folder has no store now; is it mounted?", ErrUnavailable)
+	}
+	return nil
+}
+
+// IsFolder reports whether a folder has a store.
+func IsFolder(dir string) bool { return (&Folder{dir: dir}).away() == nil }
+
 func (f *Folder) writeFormat(format string) error {
 	tmp, err := os.CreateTemp(f.staging, "format-*")
 	if err != nil {
@@ -155,7 +167,7 @@ func (f *Folder) Stat(ctx context.Context, d Digest) (Info, error) {
 		st, err = os.Stat(f.path(d))
 	}
 	if err != nil {
-		return Info{}, lookup("stat", d, err)
+		return Info{}, f.lookup("stat", d, err)
 	}
 	return Info{Digest: d, Size: st.Size()}, nil
 }
@@ -172,7 +184,7 @@ func (f *Folder) Get(ctx context.Context, d Digest, off, n int64) (io.ReadCloser
 	st, err := file.Stat()
 	if err != nil {
 		file.Close()
-		return nil, lookup("stat", d, err)
+		return nil, f.lookup("stat", d, err)
 	}
 	if n, err = span(d, st.Size(), off, n); err != nil {
 		file.Close()
@@ -188,7 +200,7 @@ func (f *Folder) open(d Digest) (*os.File, error) {
 		file, err = os.Open(f.path(d))
 	}
 	if err != nil {
-		return nil, lookup("open", d, err)
+		return nil, f.lookup("open", d, err)
 	}
 	return file, nil
 }

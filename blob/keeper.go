@@ -41,7 +41,7 @@ func (f *Folder) Touch(ctx context.Context, d Digest) error {
 	}
 	now := []unix.Timespec{{Nsec: unix.UTIME_OMIT}, {Nsec: unix.UTIME_NOW}}
 	if err := unix.UtimesNanoAt(unix.AT_FDCWD, f.path(d), now, 0); err != nil {
-		return lookup("touch", d, err)
+		return f.lookup("touch", d, err)
 	}
 	return nil
 }
@@ -62,7 +62,7 @@ func (f *Folder) DeleteIdle(ctx context.Context, d Digest, age time.Duration) (g
 		return false, nil
 	}
 	if err != nil {
-		return false, lookup("stat", d, err)
+		return false, f.lookup("stat", d, err)
 	}
 	if st.ModTime().After(now.Add(max(age, time.Minute))) {
 		return false, f.Touch(ctx, d)

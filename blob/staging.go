@@ -39,6 +39,9 @@ func (f *Folder) Stage(ctx context.Context) (Staged, error) {
 	}
 	s, err := f.stage()
 	if err != nil {
+		if gone := f.away(); gone != nil {
+			err = gone
+		}
 		return nil, fmt.Errorf("stage blob: %w", system(err))
 	}
 	return s, nil

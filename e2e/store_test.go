@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver/drivertest"
 )
 
 // TestCommitsOnTwoNodes hands a workspace to and fro between two nodes that share a
@@ -147,4 +149,42 @@ func TestStoreThatIsAway(t *testing.T) {
 			t.Errorf("the %s tells the secret:\n%s", what, text)
 		}
 	}
+}
+
+// TestStoreThatIsNotMounted takes the folder of a store away, as a mount that goes, and leaves an
+// empty one: that is no new store. What is asked meanwhile is Unavailable; it all comes back.
+func TestStoreThatIsNotMounted(t *testing.T) {
+	n := unstarted(t)
+	dir := filepath.Join(t.TempDir(), "store")
+	n.flags = []string{"--store", "file://" + dir + "?timeout=1s"}
+	must(t, n.start())
+	n.importBusybox(t)
+	aside := func() {
+		t.Helper()
+		must(t, os.Rename(dir, dir+".aside"))
+		must(t, os.Mkdir(dir, 0o755))
+	}
+	back := func() {
+		t.Helper()
+		must(t, os.Remove(dir)) // nothing was made in it
+		must(t, os.Rename(dir+".aside", dir))
+	}
+	aside()
+	r := n.run(bytes.NewReader(drivertest.BusyboxTar(t)), "image", "import", "-", "--name", "other")
+	if r.code == 0 || !strings.Contains(r.err, "mounted") {
+		t.Errorf("import: %d %q", r.code, r.err)
+	}
+	n.kill()
+	if err := n.start(); err == nil || !strings.Contains(err.Error(), "mounted") {
+		t.Errorf("a node without its store: %v", err)
+		n.kill()
+	}
+	if out := n.dsec(t, "doctor", "--store", "file://"+dir+"/nowhere"); !strings.Contains(out, "no such folder") {
+		t.Errorf("doctor says\n%s", out)
+	}
+	back()
+	must(t, n.start())
+	n.importBusybox(t)
+	id := strings.TrimSpace(n.dsec(t, "create", "--image", busybox))
+	n.dsec(t, "exec", id, "true")
 }

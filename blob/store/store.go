@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -36,6 +37,10 @@ type Config struct {
 	// CacheBytes its bound, 0 for none. A folder needs no cache and gets none.
 	Cache      string
 	CacheBytes int64
+
+	// Known, if set, is a file that notes that a folder had a store. A folder that has none any
+	// more, since nothing is mounted there, is not made a new one.
+	Known string
 
 	// Retry is how patient to be with a store that does not answer.
 	Retry blob.Retry
@@ -89,9 +94,17 @@ func Open(ctx context.Context, c Config) (Store, error) {
 		return nil, err
 	}
 	if bucket == nil {
+		if err := c.known(folder); err != nil {
+			return nil, err
+		}
 		f, err := blob.OpenFolder(folder)
 		if err != nil {
 			return nil, err
+		}
+		if c.Known != "" {
+			if err := os.WriteFile(c.Known, []byte(folder+"\n"), 0o600); err != nil {
+				return nil, fmt.Errorf("note the store: %w", err)
+			}
 		}
 		return files{blob.NewRetrying(f, c.Retry)}, nil
 	}
@@ -104,6 +117,15 @@ func Open(ctx context.Context, c Config) (Store, error) {
 		return nil, fmt.Errorf("open cache: %w", err)
 	}
 	return blob.NewCached(near, far, blob.CacheOptions{Bytes: c.CacheBytes}), nil
+}
+
+// known refuses a folder that had a store and has none.
+func (c Config) known(folder string) error {
+	b, err := os.ReadFile(c.Known)
+	if err != nil || strings.TrimSuffix(string(b), "\n") != folder || blob.IsFolder(folder) {
+		return nil //nolint:nilerr // nothing is known
+	}
+	return fmt.Errorf("%w: %s had a store and has none now; is it mounted? To begin with an empty one, remove %s", blob.ErrUnavailable, folder, c.Known)
 }
 
 // OpenFar is Open without the cache of whole blobs, for who fetches ranges and keeps them.

@@ -37,6 +37,7 @@ const (
 	verifiedDir   = "verified" // which layers were checked
 	indexDir      = "files"    // which files the store has; may be lost
 	tempDir       = "temp"
+	knownStore    = "store"     // where the store that the node has used last lies
 	snapshotDir   = "snapshots" // saved states of sandboxes
 	draftDir      = "drafts"    // of such that are being put there
 	diskDir       = "disks"     // disk images as virtual machines read them

@@ -74,6 +74,9 @@ func (c *portsCmd) Run(ctx context.Context, a *app) error {
 	if sb.State.Ended() {
 		return endedError(sb)
 	}
+	if sb.Spec.Kind == dsec.FnCall {
+		return dsec.Errorf(dsec.Unsupported, "a sandbox of kind %s has no ports: every command has a loopback of its own, gone with it", dsec.FnCall)
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	signals, unnotify := a.Notify(os.Interrupt, syscall.SIGTERM)

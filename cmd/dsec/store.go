@@ -71,6 +71,7 @@ func openStore(u Up) (storeConfig, error) {
 		return c, nil
 	}
 	c.way = wayLazy
+	c.Known = filepath.Join(data, knownStore)
 	if strings.HasPrefix(u.Store, "s3:") {
 		c.compress = "zstd"
 	}

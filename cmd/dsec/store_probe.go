@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -47,6 +48,12 @@ func storeFeature(ctx context.Context, url string) (dsec.FeatureStatus, error) {
 
 // probe writes a small blob that nobody has, reads it back and deletes it.
 func probe(ctx context.Context, where storeConfig) error {
+	// A node would make it; who asks beforehand wants to hear of a mount that is missing.
+	if folder, ok := strings.CutPrefix(where.URL, "file://"); ok {
+		if _, err := os.Stat(folder); err != nil {
+			return fmt.Errorf("%w: there is no such folder", blob.ErrUnavailable)
+		}
+	}
 	s, err := where.far(ctx)
 	if err != nil {
 		return err
