@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"strconv"
 	"strings"
@@ -26,6 +27,10 @@ type folder struct {
 	limit  time.Duration
 	spent  *Ledger
 	waited atomic.Int64 // nanoseconds, of all groups
+	log    *slog.Logger
+
+	toldMu sync.Mutex
+	told   map[blob.Digest]time.Time // of which blob a failed read was logged, and when
 	noted  notes
 	opened atomic.Int64
 }
@@ -43,8 +48,28 @@ func (f *folder) Read(ctx context.Context, r fuse.Read) (int, error) {
 		if errors.Is(err, blob.ErrNotFound) && f.detour(k, turn, try) {
 			continue
 		}
+		if err != nil && ctx.Err() == nil {
+			f.tell(k.blob.Digest, err)
+		}
 		return n, err
 	}
+}
+
+// tellEvery is how often failed reads of one blob are logged.
+const tellEvery = time.Minute
+
+// tell logs that a read failed: what its reader sees is an I/O error.
+func (f *folder) tell(d blob.Digest, err error) {
+	f.toldMu.Lock()
+	defer f.toldMu.Unlock()
+	if time.Since(f.told[d]) < tellEvery {
+		return
+	}
+	if f.told == nil || len(f.told) > maxLayers {
+		f.told = map[blob.Digest]time.Time{}
+	}
+	f.told[d] = time.Now()
+	f.log.Warn("a read of layer data failed", "blob", d, "err", err)
 }
 
 // read is Read on the way to a blob that is the first now.

@@ -1,9 +1,13 @@
 package depot
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
+	"log/slog"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -70,5 +74,19 @@ func TestLayersAreForgotten(t *testing.T) {
 		if r.get(node(shared.Digest)) == nil {
 			t.Errorf("life %d: a blob that others have is forgotten", life)
 		}
+	}
+}
+
+// TestFailedReadsAreTold in the log, by the blob, and not each of many.
+func TestFailedReadsAreTold(t *testing.T) {
+	var out bytes.Buffer
+	f := &folder{log: slog.New(slog.NewTextHandler(&out, nil))}
+	one, two := blob.Of([]byte("one")), blob.Of([]byte("two"))
+	for range 3 {
+		f.tell(one, errors.New("chunk 7 is damaged"))
+		f.tell(two, errors.New("away"))
+	}
+	if n := strings.Count(out.String(), "a read of layer data failed"); n != 2 || !strings.Contains(out.String(), string(one)) || !strings.Contains(out.String(), "chunk 7") {
+		t.Errorf("%d lines:\n%s", n, &out)
 	}
 }

@@ -160,7 +160,7 @@ func (s *server) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit, spent: spent}
+	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit, spent: spent, log: c.Log}
 	return nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -367,10 +368,16 @@ func (s snapshots) get(ctx context.Context, id dsec.SnapshotID) (snapshot.State,
 // Remove deletes one.
 func (s snapshots) Remove(ctx context.Context, id dsec.SnapshotID) error {
 	const op = "edge.RemoveSnapshot"
-	if _, err := s.get(ctx, id); err != nil {
+	if _, err := s.get(ctx, id); err != nil && !s.lists(ctx, id) {
 		return dsec.WithOp(op, "", err)
 	}
 	return dsec.WithOp(op, "", s.n.cfg.Snapshots.Remove(ctx, id))
+}
+
+// lists reports whether the caller is shown a snapshot, which may be damaged.
+func (s snapshots) lists(ctx context.Context, id dsec.SnapshotID) bool {
+	all, err := s.List(ctx)
+	return err == nil && slices.ContainsFunc(all, func(x dsec.Snapshot) bool { return x.ID == id })
 }
 
 // screens is a node's dsec.Screens.

@@ -300,9 +300,13 @@ func (s *Store) List(ctx context.Context) ([]dsec.Snapshot, error) {
 	return all, nil
 }
 
-// Remove deletes a state. Another node that is fetching it then fails.
+// Remove deletes a state. Another node that is fetching it then fails. One whose manifest is gone
+// or damaged is taken from the list; nobody knows its chunks any more.
 func (s *Store) Remove(ctx context.Context, id dsec.SnapshotID) error {
 	m, err := s.manifest(ctx, id)
+	if k := dsec.KindOf(err); err != nil && (k == dsec.NotFound || k == dsec.Invalid) {
+		return s.forget(ctx, id, err)
+	}
 	if err != nil {
 		return err
 	}
@@ -322,6 +326,26 @@ func (s *Store) Remove(ctx context.Context, id dsec.SnapshotID) error {
 		}
 	}
 	return storeError("remove snapshot", err)
+}
+
+// forget removes a state that cannot be read for the reason why from the list.
+func (s *Store) forget(ctx context.Context, id dsec.SnapshotID, why error) error {
+	all, err := s.index.Snapshots(ctx)
+	if err != nil {
+		return err
+	}
+	i := slices.IndexFunc(all, func(x dsec.Snapshot) bool { return x.ID == id })
+	if i < 0 {
+		return why
+	}
+	sum, err := id.Sum()
+	if err != nil {
+		return err
+	}
+	if err := s.blobs.Delete(ctx, blob.FromSum(sum)); err != nil {
+		return storeError("remove snapshot", err)
+	}
+	return storeError("remove snapshot", s.index.DropSnapshot(context.WithoutCancel(ctx), all[i]))
 }
 
 // storeError gives err the kind that the contracts ask for.

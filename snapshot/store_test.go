@@ -183,6 +183,32 @@ func TestPutFetchRemove(t *testing.T) {
 	}
 }
 
+// TestRemoveWithoutManifest: what is listed and cannot be read can be removed all the same.
+func TestRemoveWithoutManifest(t *testing.T) {
+	blobs, x := &blob.Memory{}, &index{}
+	s := open(t, blobs, x, t.TempDir())
+	a, err := s.Put(t.Context(), state(), folder(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sum, err := a.ID.Sum()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := blobs.Delete(t.Context(), blob.FromSum(sum)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Remove(t.Context(), a.ID); err != nil {
+		t.Errorf("remove: %v", err)
+	}
+	if list, err := s.List(t.Context()); err != nil || len(list) != 0 {
+		t.Errorf("listed %v, %v", list, err)
+	}
+	if err := s.Remove(t.Context(), a.ID); dsec.KindOf(err) != dsec.NotFound {
+		t.Errorf("removed again: %v", err)
+	}
+}
+
 func TestPutFails(t *testing.T) {
 	dir := folder(t)
 	for nth := 1; nth <= 6; nth++ { // chunks, manifest

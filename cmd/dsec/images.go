@@ -187,7 +187,7 @@ func (s *images) Collect(ctx context.Context, opt dsec.CollectOptions) (dsec.Col
 		return dsec.Collected{}, dsec.Errorf(dsec.Denied, "that nobody else uses the store is an operator's word")
 	}
 	if s.shared && !opt.Alone {
-		return dsec.Collected{}, dsec.Errorf(dsec.Conflict, "other clusters may use the store, whose names are not known here and whose layers would go")
+		return dsec.Collected{}, dsec.Errorf(dsec.Conflict, "other clusters may use the store, whose names are not known here and whose layers would go; an operator who knows that there is none says so with --alone")
 	}
 	s.collecting.Lock()
 	defer s.collecting.Unlock()

@@ -67,6 +67,9 @@ func openStore(u Up) (storeConfig, error) {
 	if u.Cache < 0 {
 		return storeConfig{}, dsec.Errorf(dsec.Invalid, "a cache of %d bytes", u.Cache)
 	}
+	if u.Cache > 0 {
+		c.CacheBytes = min(wholeBytes, max(u.Cache, leastWhole))
+	}
 	if u.Store == "" {
 		return c, nil
 	}
@@ -141,8 +144,12 @@ func (c *storeConfig) options(raw string) (rest string, err error) {
 }
 
 // wholeBytes bounds the local copies of what a node reads whole of a store
-// without files: manifests and metadata that an import or a commit looks at.
-const wholeBytes = 2 << 30
+// without files: manifests and metadata that an import or a commit looks at. A
+// smaller cache of chunks bounds them too, down to leastWhole.
+const (
+	wholeBytes = 2 << 30
+	leastWhole = 64 << 20
+)
 
 // open opens the store itself, for imports, commits and names.
 func (c storeConfig) open(ctx context.Context) (blob.Store, error) {
