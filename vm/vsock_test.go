@@ -30,15 +30,16 @@ func TestVsock(t *testing.T) {
 	}
 	p := vm.NewPort(dev)
 	defer p.Close()
+	// Without a loopback of its own a machine sends to whoever runs it, who answers now and then.
+	if _, err := os.Stat("/sys/module/vsock_loopback"); err != nil && os.Getenv(insideMachine) == "" {
+		t.Log("this host has no vsock loopback; TestMachine has")
+		return
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	probe, err := vm.DialVsock(ctx, unix.VMADDR_CID_LOCAL, port)
 	if err != nil {
-		if os.Getenv(insideMachine) != "" {
-			t.Fatal(err)
-		}
-		t.Log("this host has no vsock loopback; TestMachine has: ", err)
-		return
+		t.Fatal(err)
 	}
 	probe.Close()
 	go func() {
