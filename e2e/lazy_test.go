@@ -4,7 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"crypto/sha256"
-	"encoding/json"
 	"fmt"
 	"io"
 	"math/rand/v2"
@@ -80,9 +79,7 @@ func TestLayersComeWhenTheyAreRead(t *testing.T) {
 	}
 	archive, sums := bigTar(t)
 	must(t, a.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
-	var img dsec.Image
-	must(t, json.Unmarshal([]byte(a.dsec(t, "image", "inspect", "big", "--json")), &img))
-	b.dsec(t, "image", "import", "layer:"+img.Digest, "--name", "big")
+	b.take(t, a, "big")
 
 	sb := strings.TrimSpace(b.dsec(t, "create", "--image", "big"))
 	if got := b.dsec(t, "exec", sb, "sha256sum", "/big/07"); !strings.HasPrefix(got, sums[7]) {

@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -94,6 +95,19 @@ func fresh(t *testing.T) *node {
 func (n *node) importBusybox(t *testing.T) {
 	t.Helper()
 	must(t, n.run(bytes.NewReader(drivertest.BusyboxTar(t)), "image", "import", "-", "--name", busybox).fault())
+}
+
+// image gives what a node knows of an image.
+func (n *node) image(t *testing.T, name string) (img dsec.Image) {
+	t.Helper()
+	must(t, json.Unmarshal([]byte(n.dsec(t, "image", "inspect", name, "--json")), &img))
+	return img
+}
+
+// take names an image of another node that has the same store.
+func (n *node) take(t *testing.T, from *node, name string) {
+	t.Helper()
+	n.dsec(t, "image", "import", "layer:"+from.image(t, name).Digest, "--name", name)
 }
 
 // start runs dsec up until it serves.

@@ -2,7 +2,6 @@ package e2e_test
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,13 +23,8 @@ func TestCommitsOnTwoNodes(t *testing.T) {
 		n.flags = []string{"--store", store}
 		must(t, n.start())
 	}
-	inspect := func(n *node, name string) (img dsec.Image) {
-		t.Helper()
-		must(t, json.Unmarshal([]byte(n.dsec(t, "image", "inspect", name, "--json")), &img))
-		return img
-	}
 	a.importBusybox(t)
-	b.dsec(t, "image", "import", "layer:"+inspect(a, busybox).Digest, "--name", busybox)
+	b.take(t, a, busybox)
 	if out := b.dsec(t, "node", "ls"); !strings.Contains(out, store) {
 		t.Errorf("the node's store is not shown:\n%s", out)
 	}
@@ -49,10 +43,10 @@ func TestCommitsOnTwoNodes(t *testing.T) {
 		must(t, n.run(nil, "commit", sb, fmt.Sprintf("work@%d", i)).fault())
 		n.dsec(t, "stop", sb)
 		next := []*node{b, a}[i%2]
-		next.dsec(t, "image", "import", "layer:"+inspect(n, fmt.Sprintf("work@%d", i)).Digest, "--name", fmt.Sprintf("work@%d", i))
+		next.take(t, n, fmt.Sprintf("work@%d", i))
 	}
 	data := 0
-	img := inspect(a, "work")
+	img := a.image(t, "work")
 	for _, p := range img.Usage.Parts {
 		if p.Kind == "data" || p.Kind == "packed" {
 			data++
@@ -88,9 +82,7 @@ func TestStoreInPlace(t *testing.T) {
 	}
 	archive, sums := bigTar(t)
 	must(t, a.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
-	var img dsec.Image
-	must(t, json.Unmarshal([]byte(a.dsec(t, "image", "inspect", "big", "--json")), &img))
-	b.dsec(t, "image", "import", "layer:"+img.Digest, "--name", "big")
+	b.take(t, a, "big")
 	sb := strings.TrimSpace(b.dsec(t, "create", "--image", "big"))
 	read := func(when string) {
 		t.Helper()
@@ -114,11 +106,10 @@ func TestStoreInPlace(t *testing.T) {
 	packed.flags = []string{"--store", "file://" + dir + "-packed?compress=zstd"}
 	must(t, packed.start())
 	must(t, packed.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
-	must(t, json.Unmarshal([]byte(packed.dsec(t, "image", "inspect", "big", "--json")), &img))
 	b.kill()
 	b.flags = []string{"--store", "file://" + dir + "-packed?in-place=true"}
 	must(t, b.start())
-	b.dsec(t, "image", "import", "layer:"+img.Digest, "--name", "other")
+	b.dsec(t, "image", "import", "layer:"+packed.image(t, "big").Digest, "--name", "other")
 	id := strings.TrimSpace(b.dsec(t, "create", "--image", "other"))
 	if out := b.dsec(t, "exec", id, "sha256sum", "/big/07"); !strings.HasPrefix(out, sums[7]) {
 		t.Errorf("packed data through the cache: %q", out)

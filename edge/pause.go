@@ -35,7 +35,7 @@ const (
 
 // turnTime is how long a turn of e may take.
 func (e *entry) turnTime() time.Duration {
-	switch e.rec.spec.spec.Kind {
+	switch e.record().spec.spec.Kind {
 	case dsec.MicroVM, dsec.FullVM:
 		return machineTimeout
 	}

@@ -95,8 +95,8 @@ func hasControllers(root string) bool {
 }
 
 // cgroupMounts gives controller -> mount point; "" is the v2 hierarchy. Of several mounts of one
-// hierarchy it is the first, which is the host's: others come and go with what sets up a
-// namespace, and may be gone by the time that they are looked at.
+// hierarchy it is the first, which is the host's: another is of whoever mounted it since, and may
+// go with him.
 func cgroupMounts(mountinfo string) (map[string]string, error) {
 	b, err := os.ReadFile(mountinfo)
 	if err != nil {

@@ -7,8 +7,7 @@ import (
 	"testing"
 )
 
-// TestFirstMountOfAHierarchyIsTheHosts: a second one, of a namespace that is being set up, is
-// gone a moment later.
+// TestFirstMountOfAHierarchyIsTheHosts: a second one is somebody else's.
 func TestFirstMountOfAHierarchyIsTheHosts(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "mountinfo")
 	const table = `25 1 0:22 / /sys rw shared:2 - sysfs sysfs rw

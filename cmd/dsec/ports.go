@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver/fncall"
 )
 
 // portsCmd forwards local ports.
@@ -75,7 +76,7 @@ func (c *portsCmd) Run(ctx context.Context, a *app) error {
 		return endedError(sb)
 	}
 	if sb.Spec.Kind == dsec.FnCall {
-		return dsec.Errorf(dsec.Unsupported, "a sandbox of kind %s has no ports: every command has a loopback of its own, gone with it", dsec.FnCall)
+		return fncall.ErrPorts()
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

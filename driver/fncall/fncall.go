@@ -147,5 +147,10 @@ func (files) Unpack(context.Context, dsec.Call, dsec.FileOp, io.Reader) error { 
 type ports struct{}
 
 func (ports) Dial(context.Context, dsec.Call, int) (dsec.PortConn, error) {
-	return nil, dsec.Errorf(dsec.Unsupported, "a sandbox of kind %s has no ports: every command has a loopback of its own, gone with it", dsec.FnCall)
+	return nil, ErrPorts()
+}
+
+// ErrPorts says why there are none.
+func ErrPorts() error {
+	return dsec.Errorf(dsec.Unsupported, "a sandbox of kind %s has no ports: every command has a loopback of its own, gone with it", dsec.FnCall)
 }

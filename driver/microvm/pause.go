@@ -121,18 +121,14 @@ func (m *machine) save(ctx context.Context) error {
 }
 
 // sumsOf gives the checksums of what a pause wrote.
-func sumsOf(dir string) (map[string]uint32, error) {
-	sums := map[string]uint32{}
+func sumsOf(dir string) (map[string]fileInfo, error) {
+	sums := map[string]fileInfo{}
 	for _, name := range []string{savedDevice, savedPages} {
-		f, err := os.Open(filepath.Join(dir, name))
+		i, err := sumFile(filepath.Join(dir, name))
 		if err != nil {
 			return nil, err
 		}
-		sums[name], err = checksum(f)
-		f.Close()
-		if err != nil {
-			return nil, err
-		}
+		sums[name] = i
 	}
 	return sums, nil
 }
@@ -144,7 +140,7 @@ func checkSaved(dir string) error {
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil // of a version before there were any
 	}
-	var want map[string]uint32
+	var want map[string]fileInfo
 	if err == nil {
 		err = json.Unmarshal(b, &want)
 	}
