@@ -8,11 +8,13 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect/v2"
 	"connectrpc.com/connect/v2/connecthttp"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/api"
 	"github.com/dsec-go/dsec/rpc/dsecv1"
 )
 
@@ -105,5 +107,47 @@ func TestGRPCThroughTheDoor(t *testing.T) {
 		if connect.CodeOf(err) != connect.CodeNotFound {
 			t.Errorf("%s: Stat: %v, want not found", where, err)
 		}
+	}
+}
+
+// TestAnswerBeforeTheRequestsEnd lets a node answer while the request is still
+// being sent: the relay neither waits for the rest nor breaks the answer off.
+func TestAnswerBeforeTheRequestsEnd(t *testing.T) {
+	node := listen(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		c := http.NewResponseController(w)
+		_ = c.EnableFullDuplex()
+		first := make([]byte, 1)
+		if _, err := io.ReadFull(r.Body, first); err != nil {
+			panic(http.ErrAbortHandler)
+		}
+		_, _ = w.Write(first)
+		_ = c.Flush()
+		_, _ = io.Copy(w, r.Body)
+	}))
+	n, closing, err := api.Remote{Name: "n", Number: 1, URL: node, Secret: "s"}.Open()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(closing)
+	url := listen(t, n.Handler)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	body, send := io.Pipe()
+	context.AfterFunc(ctx, func() { send.CloseWithError(ctx.Err()) })
+	go func() { _, _ = send.Write([]byte("a")) }()
+	r, _ := http.NewRequestWithContext(ctx, http.MethodPost, url, body)
+	res, err := (&http.Client{Transport: new(http.Transport)}).Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	got := make([]byte, 1)
+	if _, err := io.ReadFull(res.Body, got); err != nil || got[0] != 'a' {
+		t.Fatalf("the answer begins with %q, %v, want a", got, err)
+	}
+	_, _ = send.Write([]byte("bc"))
+	send.Close()
+	if rest, err := io.ReadAll(res.Body); err != nil || string(rest) != "bc" {
+		t.Errorf("the answer goes on with %q, %v, want bc", rest, err)
 	}
 }

@@ -90,7 +90,7 @@ func (t *transport) RoundTrip(r *http.Request) (*http.Response, error) {
 
 // proxy relays calls byte by byte.
 func (t *transport) proxy(u *url.URL, node Remote) http.Handler {
-	return &httputil.ReverseProxy{
+	relay := &httputil.ReverseProxy{
 		Rewrite: func(p *httputil.ProxyRequest) {
 			p.SetURL(u)
 			p.Out.Header.Set("User-Agent", p.In.UserAgent())
@@ -122,6 +122,14 @@ func (t *transport) proxy(u *url.URL, node Remote) http.Handler {
 				&dsec.Error{Op: "api.Relay", Kind: kind, Sandbox: dsec.SandboxID(r.Header.Get(rpc.HeaderSandbox)), Err: text})
 		},
 	}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		// A node may answer before the relay has read the end of the request. A
+		// server of HTTP/1 would then read and close the request's body itself, and
+		// the connection to the node would be closed for it, in the middle of the
+		// answer. HTTP/2 needs no leave for this and knows no such call.
+		_ = http.NewResponseController(w).EnableFullDuplex()
+		relay.ServeHTTP(w, r)
+	})
 }
 
 var errNode = dsec.Errorf(dsec.Unavailable, "the node does not answer").Err
