@@ -1,6 +1,18 @@
 package driver
 
-import "sync"
+import (
+	"sync"
+
+	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/wire"
+)
+
+// ErrEnded is wrapped by what a machine's calls are told when it is gone or about
+// to go; its Exit says why.
+var ErrEnded = wire.ErrEnded
+
+// Ended gives that error.
+func Ended() error { return dsec.Errorf(dsec.Conflict, "%w", ErrEnded) }
 
 // Ending is the end of a machine: not there yet, then final. A driver's machine
 // has one, which gives it Done, Exit and AfterDone.

@@ -2,9 +2,11 @@ package edge
 
 import (
 	"context"
+	"errors"
 	"io"
 	"iter"
 	"sync"
+	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/driver"
@@ -91,9 +93,12 @@ func (e *entry) finish() {
 // explain adds operation and sandbox to what a guest answered. A guest that
 // went away in the middle knows less than the table: where the sandbox has
 // ended, the error says why.
-func (e *entry) explain(op string, err error) error {
+func (n *Node) explain(e *entry, op string, err error) error {
 	if err == nil {
 		return nil
+	}
+	if errors.Is(err, driver.ErrEnded) && !n.learn(e) {
+		err = errClosing // a node that closes lets go of machines that live
 	}
 	if k := dsec.KindOf(err); k == dsec.Conflict || k == dsec.Unavailable || k == dsec.Internal {
 		e.mu.Lock()
@@ -105,6 +110,29 @@ func (e *entry) explain(op string, err error) error {
 	return dsec.WithOp(op, e.id, err)
 }
 
+// learnTimeout is how long a machine whose guest has gone may take to be gone.
+const learnTimeout = 3 * time.Second
+
+// learn waits until the table knows why the machine of e, whose guest has gone,
+// has ended; false where it lives and the node closes.
+func (n *Node) learn(e *entry) bool {
+	e.mu.Lock()
+	over, told := e.awaitEnd(), e.ending != nil && !e.ending.itself
+	e.mu.Unlock()
+	if over == nil || told {
+		return true
+	}
+	limit := time.NewTimer(learnTimeout)
+	defer limit.Stop()
+	select {
+	case <-over:
+	case <-limit.C:
+	case <-n.life.Done():
+		return false
+	}
+	return true
+}
+
 // call runs f with the machine's guest as one counted call.
 func call[T any](ctx context.Context, n *Node, op string, on dsec.Call, f func(driver.Guest) (T, error)) (T, error) {
 	e, m, err := n.begin(ctx, on.Sandbox)
@@ -114,7 +142,7 @@ func call[T any](ctx context.Context, n *Node, op string, on dsec.Call, f func(d
 	}
 	defer e.finish()
 	v, err := f(m.Guest())
-	return v, e.explain(op, err)
+	return v, n.explain(e, op, err)
 }
 
 // do is call for what answers with an error alone.
@@ -134,7 +162,7 @@ func stream[T any](ctx context.Context, n *Node, op string, on dsec.Call, f func
 		}
 		defer e.finish()
 		for v, err := range f(m.Guest()) {
-			if !yield(v, e.explain(op, err)) {
+			if !yield(v, n.explain(e, op, err)) {
 				return
 			}
 		}
@@ -273,14 +301,15 @@ func (f files) reader(ctx context.Context, op string, on dsec.Call, open func(dr
 	r, err := open(m.Guest())
 	if err != nil {
 		e.finish()
-		return nil, e.explain(op, err)
+		return nil, f.n.explain(e, op, err)
 	}
-	return &countedReader{r, e, op, sync.OnceFunc(e.finish)}, nil
+	return &countedReader{r, f.n, e, op, sync.OnceFunc(e.finish)}, nil
 }
 
 // countedReader keeps a call counted until it is closed.
 type countedReader struct {
 	io.ReadCloser
+	n    *Node
 	e    *entry
 	op   string
 	done func()
@@ -290,7 +319,7 @@ type countedReader struct {
 func (r *countedReader) Read(b []byte) (int, error) {
 	n, err := r.ReadCloser.Read(b)
 	if err != nil && err != io.EOF {
-		err = r.e.explain(r.op, err)
+		err = r.n.explain(r.e, r.op, err)
 	}
 	return n, err
 }
@@ -312,7 +341,7 @@ func (p ports) Dial(ctx context.Context, on dsec.Call, port int) (dsec.PortConn,
 	c, err := m.Guest().Ports().Dial(ctx, on, port)
 	if err != nil {
 		e.finish()
-		return nil, e.explain(op, err)
+		return nil, p.n.explain(e, op, err)
 	}
 	return &countedConn{c, sync.OnceFunc(e.finish)}, nil
 }

@@ -187,6 +187,15 @@ func (n *Node) conclude(e *entry, end *ending, exit driver.Exit) {
 	close(end.done)
 }
 
+// awaitEnd gives what is closed once e has ended; nil if it has. Requires: e.mu
+// held.
+func (e *entry) awaitEnd() <-chan struct{} {
+	if e.over == nil && !e.rec.state.Ended() {
+		e.over = make(chan struct{})
+	}
+	return e.over
+}
+
 // letGo drops what only a living sandbox has and wakes who waits for its end.
 // Requires: e.mu held.
 func (e *entry) letGo() {

@@ -427,7 +427,35 @@ func TestMachineEndsByItself(t *testing.T) {
 	} {
 		sb := r.create(spec(), "")
 		r.host.SetUsage(sb.ID, dsec.Usage{MemoryPeak: 99, OOMKills: 1})
+		seen, inHand := make(chan struct{}, 1), make(chan error, 1)
+		on := dsec.Call{Sandbox: sb.ID}
+		go func() {
+			for _, err := range n.Services().Files.Watch(t.Context(), on, dsec.FileOp{Path: "/"}, dsec.WatchOptions{}) {
+				if err == nil {
+					select {
+					case seen <- struct{}{}:
+					default:
+					}
+					continue
+				}
+				if b, gerr := n.Get(t.Context(), sb.ID); gerr != nil || b.State != state {
+					t.Errorf("told of its end, the sandbox is %s, %v", b.State, gerr)
+				}
+				inHand <- err
+				return
+			}
+			inHand <- nil
+		}()
+		eventually(t, "a call in hand", func() bool {
+			if err := n.Services().Files.Mkdir(t.Context(), on, dsec.FileOp{Path: "/x"}, 0); err != nil {
+				_ = n.Services().Files.Remove(t.Context(), on, dsec.FileOp{Path: "/x"})
+			}
+			return len(seen) > 0
+		})
 		r.host.Crash(sb.ID, cause, "just so")
+		if err := <-inHand; dsec.KindOf(err) != dsec.Conflict || !strings.Contains(err.Error(), fmt.Sprintf("has ended (%s: just so)", cause)) {
+			t.Errorf("the call in hand: %v", err)
+		}
 		got, err := n.Wait(t.Context(), sb.ID)
 		if err != nil || got.State != state || got.Cause != cause || got.Detail != "just so" || got.Usage.MemoryPeak != 99 {
 			t.Errorf("after %s: %+v, %v", cause, got, err)

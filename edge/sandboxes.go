@@ -204,11 +204,7 @@ func (n *Node) Wait(ctx context.Context, id dsec.SandboxID) (dsec.Sandbox, error
 		return dsec.Sandbox{}, dsec.WithOp(op, id, err)
 	}
 	e.mu.Lock()
-	over := e.over
-	if !e.rec.state.Ended() && over == nil {
-		over = make(chan struct{})
-		e.over = over
-	}
+	over := e.awaitEnd()
 	e.mu.Unlock()
 	if over != nil {
 		select {

@@ -406,7 +406,7 @@ func (s screens) Screenshot(ctx context.Context, id dsec.SandboxID) ([]byte, err
 	}
 	defer e.finish()
 	b, err := m.Screenshot(ctx)
-	return b, e.explain(op, err)
+	return b, s.n.explain(e, op, err)
 }
 
 // Input plays events.
@@ -420,5 +420,5 @@ func (s screens) Input(ctx context.Context, id dsec.SandboxID, events []dsec.Inp
 		return dsec.WithOp(op, id, err)
 	}
 	defer e.finish()
-	return e.explain(op, m.Input(ctx, events))
+	return s.n.explain(e, op, m.Input(ctx, events))
 }

@@ -85,6 +85,13 @@ func (p *Port) Suspend() {
 	}
 }
 
+// Standing reports whether the machine is saved.
+func (p *Port) Standing() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.stood != nil
+}
+
 // Connect makes the connection that the saved machine had, to the process that
 // will load it, before it does: the guest is not told of any change then.
 func (p *Port) Connect() error {

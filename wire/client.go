@@ -20,6 +20,14 @@ type Options struct {
 	// IdleAfter, if set, closes a connection on which nothing happened for so
 	// long, unless there is a subscriber. The next call makes it again.
 	IdleAfter time.Duration
+
+	// Silence is for how long the guest may say nothing while a call waits;
+	// default Silence.
+	Silence time.Duration
+
+	// Standing reports whether the guest cannot answer for reasons of the host,
+	// such as a machine that is being saved: that is no silence. Optional.
+	Standing func() bool
 }
 
 // How long a broken connection is tried again before the caller hears of it.
@@ -45,8 +53,8 @@ type Client struct {
 	opt Options
 
 	mu      sync.Mutex
-	link    *link         // nil while there is none
-	dialing chan struct{} // closed when the attempt under way is over
+	link    *link    // nil while there is none
+	dialing *attempt // under way; nil for none
 	sub     func(dsec.Activity)
 	timer   *time.Timer // of IdleAfter
 
@@ -57,6 +65,9 @@ type Client struct {
 
 // NewClient makes a Client. It does no I/O.
 func NewClient(opt Options) *Client {
+	if opt.Silence == 0 {
+		opt.Silence = Silence
+	}
 	life, end := context.WithCancel(context.Background())
 	return &Client{opt: opt, life: life, end: end}
 }
@@ -83,7 +94,11 @@ var errClosed = errors.New("client is closed")
 
 func (c *Client) gone() bool { return c.life.Err() != nil }
 
-func errGone() error { return dsec.Errorf(dsec.Conflict, "the sandbox has ended") }
+// ErrEnded is wrapped by what calls are told once the machine is gone. Whoever
+// knows why it is says that instead.
+var ErrEnded = errors.New("the sandbox has ended")
+
+func errGone() error { return dsec.Errorf(dsec.Conflict, "%w", ErrEnded) }
 
 // Commands gives the guest's commands.
 func (c *Client) Commands() dsec.Commands { return commands{c} }
@@ -248,6 +263,7 @@ func (c *Client) pause(ctx context.Context, try int) {
 }
 
 func (c *Client) connectOnce(ctx context.Context) (*link, error) {
+	var mine *attempt
 	for {
 		c.mu.Lock()
 		if c.gone() {
@@ -260,29 +276,50 @@ func (c *Client) connectOnce(ctx context.Context) (*link, error) {
 		}
 		wait := c.dialing
 		if wait == nil {
-			c.dialing = make(chan struct{})
+			mine = &attempt{done: make(chan struct{})}
+			c.dialing = mine
 			c.mu.Unlock()
 			break
 		}
 		c.mu.Unlock()
 		select {
-		case <-wait:
+		case <-wait.done:
+			if wait.err != nil {
+				return nil, wait.err
+			}
 		case <-ctx.Done():
 			return nil, context.Cause(ctx)
 		case <-c.life.Done():
 		}
 	}
 	l, err := c.dial(ctx)
+	if ctx.Err() == nil {
+		mine.err = err
+	}
 	c.mu.Lock()
-	close(c.dialing)
+	close(mine.done)
 	c.dialing = nil
 	c.mu.Unlock()
 	return l, err
 }
 
+// attempt is one at making a connection, for whoever waits for it too.
+type attempt struct {
+	done chan struct{}
+	err  error // set before done is closed: why it failed, for reasons that are not its caller's
+}
+
 func (c *Client) dial(ctx context.Context) (*link, error) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	v := &vigil{every: c.opt.Silence / silenceLooks, quiet: func() bool { return !c.standing() }}
+	v.over = func() { cancel(errSilent(c.opt.Silence)) }
+	defer v.watch()()
 	rw, err := c.opt.Dial(ctx)
 	if err != nil {
+		if silent := context.Cause(ctx); silent != nil {
+			err = silent
+		}
 		return nil, err
 	}
 	l := newLink(rw, true)
@@ -332,6 +369,7 @@ func (c *Client) run(l *link, ready chan<- error) {
 	if f != nil {
 		c.subscribe(l, f)
 	}
+	defer c.watchLink(l)()
 	l.fail(l.read(r, nil))
 	c.mu.Lock()
 	if c.link == l {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/dsec-go/dsec"
@@ -25,7 +26,8 @@ type link struct {
 	err     error  // why the connection ended; set before done is closed
 	done    chan struct{}
 
-	idle func() // host: called when the last stream has ended; may be nil
+	idle  func()      // host: called when the last stream has ended; may be nil
+	heard atomic.Bool // a frame came since it was last looked at
 }
 
 // stream is one call on a link. The fields below the line are guarded by
@@ -162,6 +164,9 @@ func (l *link) read(r *reader, request func(h header, p []byte) error) error {
 		h, err := r.header()
 		if err != nil {
 			return err
+		}
+		if !l.heard.Load() {
+			l.heard.Store(true)
 		}
 		if err := l.handle(r, h, request); err != nil {
 			return err

@@ -90,7 +90,7 @@ func (m *machine) gone(err error) error {
 			return err
 		}
 	}
-	return dsec.Errorf(dsec.Conflict, "the sandbox has ended")
+	return driver.Ended()
 }
 
 // still and set read and write one of the flags under mu.

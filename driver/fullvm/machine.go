@@ -54,7 +54,7 @@ var (
 func (d *Driver) newMachine(g *slot, st state) *machine {
 	m := &machine{driver: d, id: st.ID, slot: g, st: st, Ending: driver.NewEnding()}
 	m.life, m.end = context.WithCancel(context.Background())
-	m.client = wire.NewClient(wire.Options{IdleAfter: idleConnection, Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+	m.client = wire.NewClient(wire.Options{IdleAfter: idleConnection, Standing: g.frames.Standing, Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
 		// An agent that its system started anew serves nobody before it is told
 		// whom.
 		if i, err := g.ctl.Ping(ctx); err != nil {
@@ -229,12 +229,10 @@ func (m *machine) detach() {
 	}
 }
 
-func errEnded() error { return dsec.Errorf(dsec.Conflict, "the sandbox has ended") }
-
 // gone is Conflict when the machine has ended or is about to.
 func (m *machine) gone() error {
 	if m.life.Err() != nil {
-		return errEnded()
+		return driver.Ended()
 	}
 	return nil
 }
@@ -242,7 +240,7 @@ func (m *machine) gone() error {
 // judge replaces what failed because the machine has ended.
 func (m *machine) judge(err error) error {
 	if err != nil && m.gone() != nil {
-		return errEnded()
+		return driver.Ended()
 	}
 	return err
 }
@@ -250,7 +248,7 @@ func (m *machine) judge(err error) error {
 // both gives a context that ends with ctx, and when the machine is told to end.
 func (m *machine) both(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(m.life, func() { cancel(errEnded()) })
+	stop := context.AfterFunc(m.life, func() { cancel(driver.Ended()) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/dsec-go/dsec"
+	"github.com/dsec-go/dsec/driver"
 )
 
 // qgaCommands maps dsec.Commands onto guest-exec, as far as that goes: output
@@ -253,7 +254,7 @@ func (c qgaCommands) wait(ctx context.Context, r *qgaRun) error {
 	case <-r.done:
 		return nil
 	case <-c.q.m.Done():
-		return errEnded()
+		return driver.Ended()
 	case <-ctx.Done():
 		return dsec.WithOp("", "", context.Cause(ctx))
 	}

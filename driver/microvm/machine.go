@@ -48,7 +48,7 @@ var _ driver.Machine = (*machine)(nil)
 func (d *Driver) newMachine(g *slot, st state) *machine {
 	m := &machine{driver: d, id: st.ID, slot: g, st: st, Ending: driver.NewEnding()}
 	m.life, m.end = context.WithCancel(context.Background())
-	m.client = wire.NewClient(wire.Options{IdleAfter: idleConnection, Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
+	m.client = wire.NewClient(wire.Options{IdleAfter: idleConnection, Standing: g.frames.Standing, Dial: func(ctx context.Context) (io.ReadWriteCloser, error) {
 		raw, err := g.frames.Dial(ctx)
 		if err != nil {
 			return nil, err
@@ -210,7 +210,7 @@ func (m *machine) gone() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.stopping || m.life.Err() != nil {
-		return dsec.Errorf(dsec.Conflict, "the sandbox has ended")
+		return driver.Ended()
 	}
 	return nil
 }
@@ -229,7 +229,7 @@ func (m *machine) judge(err error) error {
 // both gives a context that ends with ctx, and when the machine is told to end.
 func (m *machine) both(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(m.life, func() { cancel(dsec.Errorf(dsec.Conflict, "the sandbox has ended")) })
+	stop := context.AfterFunc(m.life, func() { cancel(driver.Ended()) })
 	return ctx, func() { stop(); cancel(nil) }
 }
 

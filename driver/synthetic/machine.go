@@ -171,7 +171,7 @@ func (m *machine) count(by int) {
 func (m *machine) alive() error {
 	select {
 	case <-m.done:
-		return dsec.Errorf(dsec.Conflict, "the machine is gone")
+		return driver.Ended()
 	default:
 		return nil
 	}
