@@ -30,6 +30,25 @@ var Runtimes = []Runtime{RuntimePython, RuntimeBash, RuntimeShell, RuntimeC, Run
 // Compiled reports whether r's source is built before it runs.
 func (r Runtime) Compiled() bool { return r == RuntimeC || r == RuntimeCpp || r == RuntimeGo }
 
+// Source is the name that a program of r has in the working folder.
+func (r Runtime) Source() string {
+	switch r {
+	case RuntimePython:
+		return "main.py"
+	case RuntimeBash, RuntimeShell:
+		return "main.sh"
+	case RuntimeC:
+		return "main.c"
+	case RuntimeCpp:
+		return "main.cpp"
+	case RuntimeGo:
+		return "main.go"
+	case RuntimeNode:
+		return "main.js"
+	}
+	return ""
+}
+
 // Function is one call without state: a program, its input and its limits. It
 // sees the environment as its images have it, and what it leaves is gone.
 type Function struct {
@@ -37,7 +56,7 @@ type Function struct {
 	Project     ProjectID // the tenant; default: the token's project
 	Runtime     Runtime
 	Preload     []string // modules that are imported already; Python only
-	Source      []byte   // the program
+	Source      []byte   // the program; a file with the name Runtime.Source
 	Files       []FunctionFile
 	Args        []string
 	Stdin       []byte
@@ -142,7 +161,9 @@ func (f Function) Check() error {
 		if err := checkFunctionPath(file.Path); err != nil {
 			return err
 		}
-		if p := path.Clean(file.Path); seen[p] {
+		if p := path.Clean(file.Path); p == f.Runtime.Source() {
+			return Errorf(Invalid, "file %q has the name of the program itself", p)
+		} else if seen[p] {
 			return Errorf(Invalid, "file %q is given twice", clip(p))
 		} else {
 			seen[p] = true

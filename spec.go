@@ -105,7 +105,7 @@ const (
 // What a Spec with From leaves out of Kind, Environment and Resources is the
 // snapshot's, which only the node knows: it stays empty too.
 func (s Spec) WithDefaults() Spec {
-	if s.From == "" || s.Environment.Base != "" {
+	if s.From == "" {
 		def(&s.Kind, Container)
 		def(&s.Resources.CPU, DefaultCPU)
 		def(&s.Resources.Memory, DefaultMemory)
@@ -167,6 +167,8 @@ func (s Spec) checkMachine() error {
 		if err := s.checkFrom(); err != nil || s.Environment.Base == "" {
 			return err
 		}
+		s.From = ""
+		s = s.WithDefaults() // what is given must be right, the rest is the snapshot's
 	}
 	if err := s.Kind.Check(); err != nil {
 		return err

@@ -21,13 +21,6 @@ func (n *Node) Commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 }
 
 func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec.Image, error) {
-	if err := dsec.CheckNewImageName(name); err != nil {
-		return dsec.Image{}, err
-	}
-	src := CommitSource{}
-	if src.Name, src.Version = dsec.SplitImageName(name); src.Version == "" {
-		return dsec.Image{}, dsec.Errorf(dsec.Invalid, "image name %q has no version: a commit makes name@version", name)
-	}
 	e, m, err := n.touch(id)
 	if err != nil {
 		return dsec.Image{}, err
@@ -35,8 +28,18 @@ func (n *Node) commit(ctx context.Context, id dsec.SandboxID, name string) (dsec
 	defer e.finish()
 	rec := e.record()
 	upper, ok := m.(driver.Upper)
-	if !ok || n.cfg.Committer == nil {
-		return dsec.Image{}, dsec.Errorf(dsec.Unsupported, "sandboxes of kind %s cannot be committed on this node", rec.spec.spec.Kind)
+	switch {
+	case !ok:
+		return dsec.Image{}, unable(rec.spec.spec.Kind, "be committed")
+	case n.cfg.Committer == nil:
+		return dsec.Image{}, dsec.Errorf(dsec.Unsupported, "this node makes no images")
+	}
+	if err := dsec.CheckNewImageName(name); err != nil {
+		return dsec.Image{}, err
+	}
+	src := CommitSource{}
+	if src.Name, src.Version = dsec.SplitImageName(name); src.Version == "" {
+		return dsec.Image{}, dsec.Errorf(dsec.Invalid, "image name %q has no version: a commit makes name@version", name)
 	}
 	if err := e.beginCommit(); err != nil {
 		return dsec.Image{}, err

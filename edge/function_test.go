@@ -367,6 +367,7 @@ func TestFunctionRefusals(t *testing.T) {
 		{change(func(f *dsec.Function) { f.Runtime = "perl" }), dsec.Invalid, "perl"},
 		{change(func(f *dsec.Function) { f.Preload = []string{"json"} }), dsec.Invalid, "python3"},
 		{change(func(f *dsec.Function) { f.Files = []dsec.FunctionFile{{Path: "../x"}} }), dsec.Invalid, "../x"},
+		{change(func(f *dsec.Function) { f.Files = []dsec.FunctionFile{{Path: "./main.sh"}} }), dsec.Invalid, "main.sh"},
 		{change(func(f *dsec.Function) { f.Limits.Memory = 1 }), dsec.Invalid, "memory"},
 	} {
 		if _, err := r.call(c.f); dsec.KindOf(err) != c.kind || !strings.Contains(err.Error(), c.says) {

@@ -4,8 +4,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
-	"encoding/binary"
-	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -18,6 +16,7 @@ import (
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/depot"
 	"github.com/dsec-go/dsec/driver"
+	"github.com/dsec-go/dsec/driver/fullvm"
 	"github.com/dsec-go/dsec/image"
 	"github.com/dsec-go/dsec/rootfs"
 )
@@ -182,42 +181,8 @@ func (s *images) checkDisk(ctx context.Context, l image.Layer) error {
 	}
 	f := os.NewFile(uintptr(fd), diskFile)
 	defer f.Close()
-	head := make([]byte, 64<<10)
-	n, err := f.ReadAt(head, 0)
-	if err != nil && !errors.Is(err, io.EOF) {
-		return dsec.Errorf(dsec.Invalid, "the disk image: %w", err)
-	}
-	return checkDiskHead(head[:n])
-}
-
-// checkDiskHead looks at the first 64 KiB of a disk image. A qcow2 file that
-// names another file is refused: it would show files of the host.
-func checkDiskHead(b []byte) error {
-	const (
-		qcow2External = 1 << 2 // of the incompatible features
-		isoAt         = 32769
-	)
-	if bytes.HasPrefix(b, []byte("QFI\xfb")) {
-		switch {
-		case len(b) < 104:
-			return dsec.Errorf(dsec.Invalid, "the qcow2 image has %d bytes", len(b))
-		case binary.BigEndian.Uint32(b[4:]) < 2 || binary.BigEndian.Uint32(b[4:]) > 3:
-			return dsec.Errorf(dsec.Invalid, "the qcow2 image has version %d", binary.BigEndian.Uint32(b[4:]))
-		case binary.BigEndian.Uint64(b[8:]) != 0 || binary.BigEndian.Uint32(b[16:]) != 0:
-			return dsec.Errorf(dsec.Invalid, "the qcow2 image has a backing file: flatten it first (qemu-img convert)")
-		case binary.BigEndian.Uint32(b[4:]) == 3 && binary.BigEndian.Uint64(b[72:])&qcow2External != 0:
-			return dsec.Errorf(dsec.Invalid, "the qcow2 image has its data in another file: convert it first (qemu-img convert)")
-		}
-		return nil
-	}
-	switch {
-	case len(b) >= 520 && bytes.Equal(b[512:520], []byte("EFI PART")):
-	case len(b) >= 512 && b[510] == 0x55 && b[511] == 0xaa:
-	case len(b) >= isoAt+5 && bytes.Equal(b[isoAt:isoAt+5], []byte("CD001")):
-	default:
-		return dsec.Errorf(dsec.Invalid, "it is no disk image: neither qcow2 nor raw with a boot sector, a partition table or a bootable CD")
-	}
-	return nil
+	_, err = fullvm.Probe(f)
+	return err
 }
 
 // cleanTemp removes states of sandboxes that a process which died had in hand.

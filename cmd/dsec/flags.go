@@ -157,6 +157,16 @@ func (f *stepFlag) UnmarshalText(text []byte) error {
 	return dsec.Errorf(dsec.Invalid, "step %q is not SESSION:N", s)
 }
 
+// kindFlag is a kind. The empty word is none: a script whose variable is not set
+// would get a weaker isolation than it asked for.
+type kindFlag dsec.Kind
+
+// UnmarshalText checks it.
+func (f *kindFlag) UnmarshalText(text []byte) error {
+	*f = kindFlag(text)
+	return dsec.Kind(text).Check()
+}
+
 // pairs parses NAME=value words. A bare NAME takes its value from lookup, where
 // there is one; of several values of a variable the last counts, as in a shell,
 // while those of a label would leave open which was meant.
@@ -207,7 +217,7 @@ type specFlags struct {
 	Image     string   `help:"Base image: name, name@version; for run also a registry reference (no default)." placeholder:"NAME"`
 	Workspace string   `help:"Workspace image on top of the base (default none)." placeholder:"NAME"`
 	Toolkit   []string `help:"Toolkit image on top of both; may be repeated (default none)." placeholder:"NAME" sep:"none"`
-	Kind      string   `help:"How it is isolated: container, microvm, fullvm or fncall (default container)." placeholder:"KIND"`
+	Kind      kindFlag `help:"How it is isolated: container, microvm, fullvm or fncall (default container)." placeholder:"KIND"`
 	CPU       float64  `help:"Cores it may use (default 1)." placeholder:"CORES" positive:""`
 	Memory    byteSize `help:"Memory it may use, as 512M or 2G (default 1G)." placeholder:"SIZE" positive:""`
 	Disk      byteSize `help:"What it may write (default 10G)." placeholder:"SIZE" positive:""`

@@ -211,12 +211,14 @@ type fnBatchCmd struct {
 
 // Help explains the lines.
 func (c *fnBatchCmd) Help() string {
-	return `Each line of CASES is a JSON object: what it sets replaces what the flags say.
+	return `Each line of CASES is a JSON object, of which there may be 10000: what it sets
+replaces what the flags say.
 
   {"stdin": "1 2\n", "args": ["-v"], "env": {"A": "b"}, "time": 1.5, "cpuTime": 1, "memory": 67108864}
 
-"source" replaces the program; bytes that are no text go in "stdinBase64". Each
-line printed is the end of one case, as soon as it is over, with its index from 0.
+"output" and "pids" are limits too, "source" replaces the program, and bytes that
+are no text go in "stdinBase64". Each line printed is the end of one case, as soon
+as it is over, with its index from 0.
 The exit status is 0 if every case could run, however it ended.`
 }
 
@@ -248,6 +250,20 @@ func (c fnCase) toCase() dsec.FunctionCase {
 	return out
 }
 
+// jsonFault says what is wrong with JSON, in its own terms.
+func jsonFault(err error) string {
+	var typ *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &typ) && typ.Field == "":
+		return fmt.Sprintf("a case is an object, and this is of type %s", typ.Value)
+	case errors.As(err, &typ):
+		return fmt.Sprintf("%q cannot be of type %s", typ.Field, typ.Value)
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return "the object has no end: a case is one line"
+	}
+	return strings.TrimPrefix(err.Error(), "json: ")
+}
+
 // readCases reads a line of JSON for each case.
 func readCases(r io.Reader) ([]dsec.FunctionCase, error) {
 	var out []dsec.FunctionCase
@@ -259,7 +275,7 @@ func readCases(r io.Reader) ([]dsec.FunctionCase, error) {
 			d.DisallowUnknownFields()
 			var c fnCase
 			if err := d.Decode(&c); err != nil {
-				return nil, dsec.Errorf(dsec.Invalid, "line %d of the cases: %w", n, err)
+				return nil, dsec.Errorf(dsec.Invalid, "line %d of the cases: %s", n, jsonFault(err))
 			}
 			out = append(out, c.toCase())
 		}

@@ -126,6 +126,7 @@ func (a *app) main(ctx context.Context, args []string) (code int) {
 		kong.TypeMapper(reflect.TypeFor[byteSize](), kong.MapperFunc(textual)),
 		kong.TypeMapper(reflect.TypeFor[span](), kong.MapperFunc(textual)),
 		kong.TypeMapper(reflect.TypeFor[stepFlag](), kong.MapperFunc(textual)),
+		kong.TypeMapper(reflect.TypeFor[kindFlag](), kong.MapperFunc(textual)),
 		kong.BindTo(ctx, (*context.Context)(nil)),
 		kong.Bind(a),
 	)

@@ -11,7 +11,7 @@ import (
 // screenCmd groups the commands on the display of a sandbox; without one of
 // their names it takes a screenshot.
 type screenCmd struct {
-	Shot  screenShotCmd  `cmd:"" default:"withargs" help:"Save what the display shows as PNG (the default: dsec screen SANDBOX)."`
+	Shot  screenShotCmd  `cmd:"" default:"withargs" help:"Save what the display shows as PNG and print the name of the file (the default: dsec screen SANDBOX)."`
 	Type  screenTypeCmd  `cmd:"" help:"Type text, on a US keyboard."`
 	Key   screenKeyCmd   `cmd:"" help:"Press keys one after the other; those joined by - together."`
 	Move  screenMoveCmd  `cmd:"" help:"Move the pointer."`
@@ -25,7 +25,7 @@ func (c *screenCmd) Help() string {
   dsec screen SANDBOX -o now.png
   dsec screen type SANDBOX 'hello'
   dsec screen key SANDBOX ctrl-alt-f2 ret
-  dsec screen click SANDBOX --at 100,200`
+  dsec screen click SANDBOX 100,200`
 }
 
 func (a *app) screens() (dsec.Screens, error) {
@@ -41,7 +41,7 @@ func (a *app) screens() (dsec.Screens, error) {
 
 type screenShotCmd struct {
 	Sandbox string `arg:"" help:"Sandbox ID."`
-	Output  string `short:"o" help:"File to write, - for standard output." default:"screen.png" placeholder:"FILE"`
+	Output  string `short:"o" help:"File to write, also over one that is there; - for standard output." default:"screen.png" placeholder:"FILE"`
 }
 
 // Run saves the picture.
@@ -61,7 +61,8 @@ func (c *screenShotCmd) Run(ctx context.Context, a *app) error {
 	if err := os.WriteFile(a.local(c.Output), png, 0o666); err != nil {
 		return fmt.Errorf("write screenshot: %w", err)
 	}
-	return nil
+	_, err = fmt.Fprintln(a.Stdout, c.Output)
+	return err
 }
 
 // play sends events.
@@ -127,7 +128,7 @@ func (c *screenMoveCmd) Run(ctx context.Context, a *app) error {
 
 type screenClickCmd struct {
 	Sandbox string `arg:"" help:"Sandbox ID."`
-	At      *pixel `help:"Move there first: X,Y (default where the pointer is)." placeholder:"X,Y"`
+	At      *pixel `arg:"" optional:"" help:"X,Y, where to move first (default where the pointer is)."`
 	Button  string `help:"Which: left, middle, right, wheel-up, wheel-down." default:"left" placeholder:"NAME"`
 	Double  bool   `help:"Twice."`
 }

@@ -35,22 +35,21 @@ const (
 	compileOutput = 256 << 10
 )
 
-// runtimes is how each runtime works: the name that its source has in the
-// working folder, the command that builds it, and the one that runs it.
+// runtimes is how each runtime works: the command that builds Runtime.Source,
+// and the one that runs it.
 var runtimes = map[dsec.Runtime]struct {
-	source  string
 	compile []string
 	run     []string
 	env     map[string]string // of the compilation; what the image says of the same names comes first
 }{
-	dsec.RuntimePython: {source: "main.py", run: []string{"python3", "main.py"}},
-	dsec.RuntimeBash:   {source: "main.sh", run: []string{"bash", "main.sh"}},
-	dsec.RuntimeShell:  {source: "main.sh", run: []string{"sh", "main.sh"}},
-	dsec.RuntimeNode:   {source: "main.js", run: []string{"node", "main.js"}},
-	dsec.RuntimeC:      {source: "main.c", compile: []string{"gcc", "-O2", "-o", buildTarget, "main.c", "-lm"}, run: []string{buildTarget}},
-	dsec.RuntimeCpp:    {source: "main.cpp", compile: []string{"g++", "-O2", "-o", buildTarget, "main.cpp"}, run: []string{buildTarget}},
+	dsec.RuntimePython: {run: []string{"python3", "main.py"}},
+	dsec.RuntimeBash:   {run: []string{"bash", "main.sh"}},
+	dsec.RuntimeShell:  {run: []string{"sh", "main.sh"}},
+	dsec.RuntimeNode:   {run: []string{"node", "main.js"}},
+	dsec.RuntimeC:      {compile: []string{"gcc", "-O2", "-o", buildTarget, "main.c", "-lm"}, run: []string{buildTarget}},
+	dsec.RuntimeCpp:    {compile: []string{"g++", "-O2", "-o", buildTarget, "main.cpp"}, run: []string{buildTarget}},
 	dsec.RuntimeGo: {
-		source: "main.go", compile: []string{"go", "build", "-o", buildTarget, "main.go"}, run: []string{buildTarget},
+		compile: []string{"go", "build", "-o", buildTarget, "main.go"}, run: []string{buildTarget},
 		env: map[string]string{"GOCACHE": "/tmp/.gocache", "GOFLAGS": "-mod=mod", "GOPROXY": "off", "GOTOOLCHAIN": "local", "CGO_ENABLED": "0"},
 	},
 }
@@ -103,7 +102,7 @@ func (m *machine) Compile(ctx context.Context, f dsec.Function) (*driver.Build, 
 		delete(env, name)
 	}
 	res, err := m.call(ctx, wire.CellCall{
-		Argv: how.compile, Env: env, User: f.User, Dir: dsec.FunctionDir, Files: cellFiles(f, how.source),
+		Argv: how.compile, Env: env, User: f.User, Dir: dsec.FunctionDir, Files: cellFiles(f, f.Runtime.Source()),
 		Wall: compileWall, CPU: compileCPU, Memory: compileMemory, Pids: compilePids, Output: compileOutput,
 		Collect: buildDir,
 	})
@@ -161,7 +160,7 @@ func (m *machine) Call(ctx context.Context, f dsec.Function, b *driver.Build) (d
 		c.Build, c.BuildAt = b.Digest, buildDir
 		c.Files = cellFiles(f, "")
 	default:
-		c.Files = cellFiles(f, how.source)
+		c.Files = cellFiles(f, f.Runtime.Source())
 	}
 	warm := f.Runtime == dsec.RuntimePython
 	if warm {
@@ -169,7 +168,7 @@ func (m *machine) Call(ctx context.Context, f dsec.Function, b *driver.Build) (d
 			return dsec.FunctionResult{}, err
 		}
 		c.Warm = warmName(f.Preload)
-		c.Argv = append([]string{dsec.FunctionDir + "/" + how.source}, f.Args...)
+		c.Argv = append([]string{dsec.FunctionDir + "/" + f.Runtime.Source()}, f.Args...)
 	}
 	res, err := m.call(ctx, c)
 	if b != nil && dsec.KindOf(err) == dsec.NotFound {
@@ -208,7 +207,7 @@ func cellFiles(f dsec.Function, source string) []wire.CellFile {
 	for _, x := range f.Files {
 		out = append(out, wire.CellFile{Path: x.Path, Mode: x.Mode, Data: x.Data})
 	}
-	if source != "" { // last, so that it is what its name says
+	if source != "" {
 		out = append(out, wire.CellFile{Path: source, Data: f.Source})
 	}
 	return out

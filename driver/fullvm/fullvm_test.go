@@ -165,7 +165,7 @@ func TestWhatIsNoDiskImageIsInvalid(t *testing.T) {
 	if out, err := exec.Command("qemu-img", "convert", "-c", "-O", "qcow2", rescue, packed).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	if size, err := fullvm.Probe(packed); err != nil || size < 1<<20 {
+	if size, err := probe(t, packed); err != nil || size < 1<<20 {
 		t.Errorf("a compressed image: %d, %v", size, err)
 	}
 }
@@ -186,6 +186,16 @@ func TestAStartThatFailsLeavesNothing(t *testing.T) {
 	}
 }
 
+func probe(t *testing.T, path string) (int64, error) {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	return fullvm.Probe(f)
+}
+
 func FuzzProbe(f *testing.F) {
 	header := make([]byte, 1024)
 	copy(header, "QFI\xfb\x00\x00\x00\x03")
@@ -200,7 +210,7 @@ func FuzzProbe(f *testing.F) {
 		if err := os.WriteFile(path, b, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if size, err := fullvm.Probe(path); err == nil && size <= 0 {
+		if size, err := probe(t, path); err == nil && size <= 0 {
 			t.Error("an image of no size was taken")
 		}
 	})

@@ -37,14 +37,15 @@ func (i image) key() (string, error) {
 // descriptor of a compact disc.
 const headSize = 34 << 10
 
-// Probe looks at a disk image: Invalid for what is none, or names further files
-// of the host. size is that of the disk.
-func Probe(path string) (size int64, err error) {
-	i, err := probe(path)
+// Probe looks at a disk image: Invalid for what is none, cannot be booted, or
+// names further files of the host. size is that of the disk.
+func Probe(f *os.File) (size int64, err error) {
+	i, err := probe(f)
 	return i.Size, err
 }
 
-func probe(path string) (image, error) {
+// open looks at the disk image of a path.
+func open(path string) (image, error) {
 	if path == "" {
 		return image{}, dsec.Errorf(dsec.Invalid, "a full VM needs a disk image as its root")
 	}
@@ -53,6 +54,12 @@ func probe(path string) (image, error) {
 		return image{}, dsec.Errorf(dsec.Invalid, "open disk image: %w", err)
 	}
 	defer f.Close()
+	i, err := probe(f)
+	i.Path = path
+	return i, err
+}
+
+func probe(f *os.File) (image, error) {
 	st, err := f.Stat()
 	if err != nil {
 		return image{}, err
@@ -60,7 +67,7 @@ func probe(path string) (image, error) {
 	if !st.Mode().IsRegular() {
 		return image{}, dsec.Errorf(dsec.Invalid, "the disk image is no file")
 	}
-	i := image{Path: path, Format: "raw", Size: st.Size()}
+	i := image{Format: "raw", Size: st.Size()}
 	head := make([]byte, headSize)
 	n, err := f.ReadAt(head, 0)
 	if err != nil && !errors.Is(err, io.EOF) {

@@ -24,7 +24,7 @@ const (
 
 // check looks at what a machine is to be made from.
 func check(c driver.Config) (image, error) {
-	i, err := probe(c.Root.Disk)
+	i, err := open(c.Root.Disk)
 	if err != nil {
 		return i, err
 	}

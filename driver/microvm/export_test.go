@@ -70,6 +70,17 @@ func (d *Driver) TemplateMemory() []string {
 	return out
 }
 
+// LoadedTemplates names the saved guests whose memory is kept.
+func (d *Driver) LoadedTemplates() []string {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var out []string
+	for _, t := range d.templates {
+		out = append(out, t.ID)
+	}
+	return out
+}
+
 // Ready counts the machines of the pool.
 func (d *Driver) Ready() int {
 	d.pool.mu.Lock()

@@ -77,6 +77,11 @@ type Config struct {
 	// Templates is how many saved guests are kept; default DefaultTemplates.
 	Templates int
 
+	// TemplateIdle is after how long without a use the memory of a saved guest is
+	// given back, that no machine shares; its files stay, and the next start reads
+	// them. Default DefaultTemplateIdle.
+	TemplateIdle time.Duration
+
 	// Answer is how long a guest may take to answer at a start; default
 	// DefaultAnswer.
 	Answer time.Duration
@@ -138,6 +143,9 @@ func (c *Config) defaults() {
 	c.High = max(c.High, c.Low)
 	if c.Templates <= 0 {
 		c.Templates = DefaultTemplates
+	}
+	if c.TemplateIdle <= 0 {
+		c.TemplateIdle = DefaultTemplateIdle
 	}
 	if c.Answer == 0 {
 		c.Answer = DefaultAnswer

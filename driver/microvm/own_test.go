@@ -114,6 +114,34 @@ func TestTemplates(t *testing.T) {
 	}
 }
 
+// TestIdleTemplate waits until a saved guest that nobody uses has given its memory
+// back: not while a machine maps it, and the next start has it again.
+func TestIdleTemplate(t *testing.T) {
+	c := config()
+	c.TemplateIdle = 100 * time.Millisecond
+	d, base := open(t, c), drivertest.RootFiles(t)
+	m := start(t, d, base)
+	first := d.LoadedTemplates()
+	for end := time.Now().Add(time.Second); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+		if now := d.LoadedTemplates(); len(first) != 1 || !slices.Equal(now, first) {
+			t.Fatalf("in use: %v, then %v", first, now)
+		}
+	}
+	if err := m.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for end := time.Now().Add(time.Minute); len(d.LoadedTemplates()) > 0; time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatal("it keeps its memory")
+		}
+	}
+	m = start(t, d, base)
+	if again := d.LoadedTemplates(); !slices.Equal(again, first) {
+		t.Errorf("it was %v, and is %v", first, again)
+	}
+	sh(t, m, "true")
+}
+
 // TestPool watches the marks: it is filled to the high one, and again once it
 // is below the low one. What a crash leaves of it is removed.
 func TestPool(t *testing.T) {

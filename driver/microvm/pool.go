@@ -94,6 +94,18 @@ func (p *pool) end() {
 	p.kick()
 }
 
+// busy reports whether a start is under way, or a machine of any size is ready.
+func (p *pool) busy() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, r := range p.sizes {
+		if len(r.slots) > 0 || r.filling {
+			return true
+		}
+	}
+	return p.starting > 0
+}
+
 // take gives a ready machine of a size, or nil.
 func (p *pool) take(s shape) *slot {
 	p.mu.Lock()

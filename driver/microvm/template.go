@@ -30,6 +30,8 @@ type template struct {
 	memory *os.File // sealed
 	device *os.File // states of its devices
 	tick   int64    // of the last use
+	used   time.Time
+	idle   *time.Timer // looks whether it is
 }
 
 // Files of a template's folder.
@@ -60,6 +62,10 @@ const bootTimeout = 3 * time.Minute
 // DefaultTemplates is how many saved guests are kept: sizes that a node is
 // asked for at a time. Each takes about 150 MB.
 const DefaultTemplates = 6
+
+// DefaultTemplateIdle is after how long the memory of a saved guest is given
+// back. To read it again takes some tenths of a second.
+const DefaultTemplateIdle = 30 * time.Minute
 
 // platform is what all machines of a driver are made of. It is found out once,
 // when the first is asked for.
@@ -128,8 +134,7 @@ func (d *Driver) template(ctx context.Context, s shape) (*template, error) {
 	for {
 		d.mu.Lock()
 		if t := d.templates[s]; t != nil {
-			d.ticks++
-			t.tick = d.ticks
+			d.use(t)
 			d.mu.Unlock()
 			return t, nil
 		}
@@ -168,9 +173,9 @@ func (d *Driver) makeTemplate(s shape, w *making) {
 	delete(d.making, s)
 	w.err = err
 	if err == nil {
-		d.ticks++
-		t.tick = d.ticks
+		d.use(t)
 		d.templates[s] = t
+		t.idle = time.AfterFunc(d.config.TemplateIdle, func() { d.rest(t) })
 	}
 	dropped := d.tooMany()
 	d.mu.Unlock()
@@ -179,6 +184,37 @@ func (d *Driver) makeTemplate(s shape, w *making) {
 		os.RemoveAll(t.dir) //nolint:errcheck // the next Adopt tries again
 	}
 	close(w.done)
+}
+
+// use notes that t is used now. Requires: d.mu held.
+func (d *Driver) use(t *template) {
+	d.ticks++
+	t.tick, t.used = d.ticks, time.Now()
+}
+
+// rest gives back the memory of a template that has not been used for long. That
+// of one whose machines still map it would not come back, and they could not be
+// paused as what they differ from it.
+func (d *Driver) rest(t *template) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed || d.templates[t.Shape] != t {
+		return
+	}
+	left := d.config.TemplateIdle - time.Since(t.used)
+	busy := d.pool.busy()
+	for _, m := range d.machines {
+		busy = busy || m.slot.template == t.ID
+	}
+	if busy {
+		left = d.config.TemplateIdle
+	}
+	if left > 0 {
+		t.idle.Reset(left)
+		return
+	}
+	delete(d.templates, t.Shape)
+	t.close()
 }
 
 // tooMany takes out the templates that were not used for longest. Machines that
@@ -345,6 +381,9 @@ func (t *template) keep(key string) error {
 }
 
 func (t *template) close() {
+	if t.idle != nil {
+		t.idle.Stop()
+	}
 	if t.memory != nil {
 		t.memory.Close()
 	}
