@@ -81,6 +81,16 @@ func (d *Driver) LoadedTemplates() []string {
 	return out
 }
 
+// DropTemplates gives up the memory of all saved guests.
+func (d *Driver) DropTemplates() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for s, t := range d.templates {
+		t.close()
+		delete(d.templates, s)
+	}
+}
+
 // Ready counts the machines of the pool.
 func (d *Driver) Ready() int {
 	d.pool.mu.Lock()

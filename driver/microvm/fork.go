@@ -118,8 +118,13 @@ func (m *machine) freezeFrame(ctx context.Context, dir string) (mem *os.File, ma
 		}
 	}
 	if st.Paused {
-		if mem, err = m.whole(m.slot.path(savedDir)); err == nil {
-			_, err = copyFile(filepath.Join(dir, savedDevice), filepath.Join(m.slot.path(savedDir), savedDevice))
+		saved := m.slot.path(savedDir)
+		var base *fileInfo
+		if base, err = checkSaved(saved); err == nil {
+			mem, err = m.whole(saved, base)
+		}
+		if err == nil {
+			_, err = copyFile(filepath.Join(dir, savedDevice), filepath.Join(saved, savedDevice))
 		}
 	} else {
 		mem, err = m.frame(ctx, dir)

@@ -273,6 +273,31 @@ func TestDamagedPause(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// The memory below, where it is not a template's any more.
+	d.DropTemplates()
+	base := filepath.Join(m.(inside).Dir(), "saved", "base")
+	b, err := os.ReadFile(base)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, damaged := range []bool{true, false} {
+		if err := os.Remove(base); err != nil {
+			t.Fatal(err)
+		}
+		at := bytes.IndexFunc(b, func(r rune) bool { return r != 0 })
+		if damaged {
+			b[at] ^= 1
+		}
+		if err := os.WriteFile(base, b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if damaged {
+			b[at] ^= 1
+			if err := p.Resume(t.Context()); dsec.KindOf(err) != dsec.Lost || !strings.Contains(err.Error(), "base") {
+				t.Errorf("base is damaged: %v", err)
+			}
+		}
+	}
 	if err := p.Resume(t.Context()); err != nil {
 		t.Fatal(err)
 	}

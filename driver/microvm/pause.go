@@ -100,10 +100,10 @@ func (m *machine) save(ctx context.Context) error {
 	if err := m.slot.saveDevices(ctx, filepath.Join(dir, savedDevice)); err != nil {
 		return err
 	}
-	which := allPages
+	which, base := allPages, (*fileInfo)(nil)
 	if t := m.driver.kept(m.slot.template); t != nil {
 		if err := os.Link(filepath.Join(t.dir, templateMemory), filepath.Join(dir, savedBase)); err == nil {
-			which = ownPages
+			which, base = ownPages, &fileInfo{Size: m.slot.shape.RAM, CRC: t.sum}
 		}
 	}
 	if err := m.slot.savePages(filepath.Join(dir, savedPages), which); err != nil {
@@ -113,6 +113,9 @@ func (m *machine) save(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if base != nil {
+		sums[savedBase] = *base
+	}
 	b, err := json.Marshal(sums)
 	if err != nil {
 		return err
@@ -120,7 +123,8 @@ func (m *machine) save(ctx context.Context) error {
 	return noSpace(writeWhole(filepath.Join(dir, savedSums), b))
 }
 
-// sumsOf gives the checksums of what a pause wrote.
+// sumsOf gives the checksums of what a pause wrote; that of the base is the
+// template's.
 func sumsOf(dir string) (map[string]fileInfo, error) {
 	sums := map[string]fileInfo{}
 	for _, name := range []string{savedDevice, savedPages} {
@@ -134,29 +138,36 @@ func sumsOf(dir string) (map[string]fileInfo, error) {
 }
 
 // checkSaved refuses a saved machine whose files are not as they were written: it
-// would go on with other memory.
-func checkSaved(dir string) error {
+// would go on with other memory. The base is looked at where it is read; its
+// checksum is given, if there is one.
+func checkSaved(dir string) (base *fileInfo, err error) {
 	b, err := os.ReadFile(filepath.Join(dir, savedSums))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil // of a version before there were any
+		return nil, nil // of a version before there were any
 	}
 	var want map[string]fileInfo
 	if err == nil {
 		err = json.Unmarshal(b, &want)
 	}
 	if err != nil {
-		return fmt.Errorf("read checksums of the saved machine: %w", err)
+		return nil, fmt.Errorf("read checksums of the saved machine: %w", err)
 	}
 	got, err := sumsOf(dir)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for name, sum := range want {
-		if got[name] != sum {
-			return dsec.Errorf(dsec.Lost, "the saved machine is damaged: file %s", name)
+		if name == savedBase {
+			base = &sum
+		} else if got[name] != sum {
+			return nil, errDamaged(name)
 		}
 	}
-	return nil
+	return base, nil
+}
+
+func errDamaged(name string) error {
+	return dsec.Errorf(dsec.Lost, "the saved machine is damaged: file %s", name)
 }
 
 // kept gives the template of that ID if it is still on disk.
@@ -261,7 +272,8 @@ func (m *machine) restore(ctx context.Context) error {
 		return err
 	}
 	dir := m.slot.path(savedDir)
-	if err := checkSaved(dir); err != nil {
+	sum, err := checkSaved(dir)
+	if err != nil {
 		return err
 	}
 	st := m.state()
@@ -272,7 +284,7 @@ func (m *machine) restore(ctx context.Context) error {
 	}
 	defer pages.Close()
 	if base := filepath.Join(dir, savedBase); exists(base) {
-		if l.memory, err = m.driver.baseFor(st.Template, base, m.slot.shape); err != nil {
+		if l.memory, err = m.driver.baseFor(st.Template, base, sum, m.slot.shape); err != nil {
 			return err
 		}
 		l.template = st.Template
@@ -329,7 +341,7 @@ func (g *slot) fill(r io.Reader) error {
 
 // baseFor opens the memory of a template: the one that other machines map, or,
 // where that is no template of this driver any more, a copy from disk.
-func (d *Driver) baseFor(id, path string, s shape) (*os.File, error) {
+func (d *Driver) baseFor(id, path string, want *fileInfo, s shape) (*os.File, error) {
 	if t := d.kept(id); t != nil {
 		return again(t.memory)
 	}
@@ -350,7 +362,7 @@ func (d *Driver) baseFor(id, path string, s shape) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err = copySparse(mem, f, s.RAM); err == nil {
+	if err = copyBase(mem, f, s.RAM, want); err == nil {
 		err = seal(mem)
 	}
 	if err != nil {
@@ -358,6 +370,15 @@ func (d *Driver) baseFor(id, path string, s shape) (*os.File, error) {
 		return nil, err
 	}
 	return mem, nil
+}
+
+// copyBase copies a base, and checks it where its checksum is known.
+func copyBase(to, from *os.File, size int64, want *fileInfo) error {
+	sum, err := copySparse(to, from, size)
+	if err == nil && want != nil && sum != want.CRC {
+		err = errDamaged(savedBase)
+	}
+	return err
 }
 
 // sameTemplate loads the template of a shape if its memory is the file that fi

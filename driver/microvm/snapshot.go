@@ -196,7 +196,8 @@ func copyDisk(to, from string) error {
 // copySaved makes a snapshot of a paused machine. Requires: m.moving held.
 func (m *machine) copySaved(ctx context.Context, dir string, sizes map[string]int64) error {
 	saved := m.slot.path(savedDir)
-	if err := checkSaved(saved); err != nil {
+	base, err := checkSaved(saved)
+	if err != nil {
 		return err
 	}
 	if _, err := copyFile(filepath.Join(dir, snapshotDevice), filepath.Join(saved, savedDevice)); err != nil {
@@ -209,7 +210,7 @@ func (m *machine) copySaved(ctx context.Context, dir string, sizes map[string]in
 		return m.packDisks(dir, sizes)
 	}
 	// Base and own pages make the memory that all pages of are written.
-	mem, err := m.whole(saved)
+	mem, err := m.whole(saved, base)
 	if err != nil {
 		return err
 	}
@@ -224,7 +225,7 @@ func (m *machine) copySaved(ctx context.Context, dir string, sizes map[string]in
 }
 
 // whole puts a paused machine's memory together.
-func (m *machine) whole(saved string) (*os.File, error) {
+func (m *machine) whole(saved string, want *fileInfo) (*os.File, error) {
 	size := m.slot.shape.RAM
 	mem, err := newMemory("whole", size)
 	if err != nil {
@@ -232,7 +233,7 @@ func (m *machine) whole(saved string) (*os.File, error) {
 	}
 	fill := func() error {
 		if base, err := os.Open(filepath.Join(saved, savedBase)); err == nil {
-			_, err = copySparse(mem, base, size)
+			err = copyBase(mem, base, size, want)
 			base.Close()
 			if err != nil {
 				return err

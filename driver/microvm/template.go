@@ -29,6 +29,7 @@ type template struct {
 	dir    string
 	memory *os.File // sealed
 	device *os.File // states of its devices
+	sum    uint32   // checksum of the memory
 	tick   int64    // of the last use
 	used   time.Time
 	idle   *time.Timer // looks whether it is
@@ -305,7 +306,7 @@ func loadTemplate(dir, key string) (*template, error) {
 	if sum != i.Memory || dev != i.Device {
 		return nil, errPages
 	}
-	ok = true
+	ok, t.sum = true, sum
 	return t, seal(t.memory)
 }
 
@@ -367,6 +368,7 @@ func (t *template) keep(key string) error {
 	if i.Memory, err = copySparse(disk, t.memory, t.Shape.RAM); err != nil {
 		return noSpace(err)
 	}
+	t.sum = i.Memory
 	if t.device, err = os.Open(filepath.Join(t.dir, templateDevice)); err != nil {
 		return err
 	}
