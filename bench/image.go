@@ -20,6 +20,7 @@ const (
 	fetchedFirst  = 3.0  // bytes fetched of bytes touched, nothing known
 	fetchedAgain  = 1.5  // likewise, with a recorded profile
 	writtenOfPull = 0.45 // bytes written locally in a burst
+	neverHurt     = 1.0  // time with profiles, of that without
 )
 
 // ImageOptions size a run of Images. Program and Connect are required; other zero
@@ -41,6 +42,13 @@ type ImageOptions struct {
 	Packed  bool          // the store has chunks compressed; default plain
 	Unpacks int           // sandboxes of the unpacked variant, which is counted up to N; default at most 32
 }
+
+// noticed is how long after its first sandbox a layer has its profile, and fetchedDir what a
+// node's data folder calls what it fetched.
+const (
+	noticed    = 45 * time.Second
+	fetchedDir = "cache"
+)
 
 func (o ImageOptions) withDefaults() ImageOptions {
 	def(&o.Envs, 64)
@@ -93,6 +101,10 @@ func Images(ctx context.Context, o ImageOptions) (_ *Report, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lazy: %w", err)
 	}
+	learned, err := b.learned(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("learned: %w", err)
+	}
 	eager, err := b.eager(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("eager: %w", err)
@@ -105,12 +117,16 @@ func Images(ctx context.Context, o ImageOptions) (_ *Report, err error) {
 	r.Hold("a burst of lazy environments, of pulling them first", lazy.took.Seconds()/eager.took.Seconds(), AtMost, lazyOfEager, "ratio")
 	r.Hold("a burst of lazy environments, of unpacking for each sandbox", lazy.took.Seconds()/unpack.took.Seconds(), AtMost, lazyOfUnpack, "ratio")
 	r.Hold("bytes written locally, lazy, of pulling first", float64(lazy.written)/float64(eager.written), AtMost, writtenOfPull, "ratio")
-	if lazy.fetched > 0 {
+	r.Hold("a burst of lazy environments with profiles, of one without", learned.took.Seconds()/lazy.took.Seconds(), AtMost, neverHurt, "ratio")
+	r.Hold("a burst of lazy environments with profiles, of pulling them first", learned.took.Seconds()/eager.took.Seconds(), AtMost, lazyOfEager, "ratio")
+	r.Hold("a burst of lazy environments with profiles, of unpacking for each sandbox", learned.took.Seconds()/unpack.took.Seconds(), AtMost, lazyOfUnpack, "ratio")
+	if lazy.fetched > 0 && learned.fetched > 0 {
+		r.Hold("bytes fetched, of bytes touched, with a profile", float64(learned.fetched)/float64(b.touched()), AtMost, fetchedAgain, "ratio")
 		r.Hold("bytes fetched, of bytes touched, nothing known", float64(lazy.fetched)/float64(b.touched()), AtMost, fetchedFirst, "ratio")
 	} else {
 		r.Note("What was fetched is not known: the node does not keep parts of blobs.")
 	}
-	for _, v := range []variant{lazy, cached, eager, unpack} {
+	for _, v := range []variant{lazy, learned, cached, eager, unpack} {
 		v.add(r)
 	}
 	stored, err := taken(b.store)
@@ -135,6 +151,11 @@ func (b *imageBench) compress() string {
 		return "zstd"
 	}
 	return "none"
+}
+
+// slowStore is the store as nodes far from it see it.
+func (b *imageBench) slowStore() string {
+	return fmt.Sprintf("file://%s?compress=%s&latency=%v&rate=%d", b.store, b.compress(), b.o.Latency, b.o.Rate)
 }
 
 func (b *imageBench) touched() (n int64) {
@@ -197,7 +218,7 @@ func (v variant) add(r *Report) {
 // lazy bursts on a node that reads the store when it must, and then once more
 // when all is there.
 func (b *imageBench) lazy(ctx context.Context) (lazy, cached variant, err error) {
-	n, err := b.node(ctx, "lazy", fmt.Sprintf("file://%s?compress=%s&latency=%v&rate=%d", b.store, b.compress(), b.o.Latency, b.o.Rate))
+	n, err := b.node(ctx, "lazy", b.slowStore())
 	if err != nil {
 		return lazy, cached, err
 	}
@@ -218,6 +239,37 @@ func (b *imageBench) lazy(ctx context.Context) (lazy, cached variant, err error)
 	}
 	cached, err = b.burst(ctx, n, "cached", nil)
 	return lazy, cached, err
+}
+
+// learned bursts on the node of lazy once it has profiles of all environments and
+// nothing else of them.
+func (b *imageBench) learned(ctx context.Context) (_ variant, err error) {
+	n, err := b.node(ctx, "teacher", b.slowStore())
+	if err != nil {
+		return variant{}, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	for _, e := range b.envs {
+		if err := n.adopt(ctx, e); err != nil {
+			return variant{}, err
+		}
+	}
+	// The list of a layer is closed some seconds after its first sandbox.
+	if err := parallel(ctx, b.o.Many, 0, len(b.envs), func(ctx context.Context, i int) error {
+		return n.task(ctx, b.envs[i].name, readSome)
+	}); err != nil {
+		return variant{}, err
+	}
+	b.o.Log("waiting for the profiles")
+	select {
+	case <-time.After(noticed):
+	case <-ctx.Done():
+		return variant{}, context.Cause(ctx)
+	}
+	if err := b.restart(ctx, n); err != nil {
+		return variant{}, err
+	}
+	return b.burst(ctx, n, "learned", nil)
 }
 
 // eager bursts on a node that pulls an environment whole before its first

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"syscall"
 
@@ -32,6 +33,15 @@ func (b *imageBench) node(ctx context.Context, name, store string) (*imageNode, 
 		return nil, errors.Join(err, s.Close())
 	}
 	return &imageNode{s, services}, nil
+}
+
+// restart takes the node down and starts it again without what it had fetched.
+func (b *imageBench) restart(ctx context.Context, n *imageNode) error {
+	err := n.server.Restart(ctx, func(data string) error { return os.RemoveAll(filepath.Join(data, fetchedDir)) })
+	if err == nil {
+		n.Services, err = b.o.Connect(n.server.URL, n.server.Token)
+	}
+	return err
 }
 
 func (n *imageNode) close() error { return n.server.Close() }

@@ -48,17 +48,39 @@ func StartServer(ctx context.Context, c ServerConfig) (*Server, error) {
 	if s.log, err = os.Create(filepath.Join(c.Dir, "log")); err != nil {
 		return nil, err
 	}
-	// Port 0: two benchmarks, or a node in use, do not meet.
-	s.cmd = s.command(append([]string{"up", "--listen", "127.0.0.1:0", "--name", "bench"}, c.Up...)...)
-	if err := s.cmd.Start(); err != nil {
-		s.log.Close()
-		return nil, fmt.Errorf("start server: %w", err)
-	}
-	go func() { s.ended <- s.cmd.Wait() }()
-	if err := s.await(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("start server: %w", err), s.Close())
+	if err := s.start(ctx); err != nil {
+		return nil, err
 	}
 	return s, nil
+}
+
+// start starts the process and waits until it serves; without success nothing is left.
+func (s *Server) start(ctx context.Context) error {
+	// Port 0: two benchmarks, or a node in use, do not meet.
+	s.cmd = s.command(append([]string{"up", "--listen", "127.0.0.1:0", "--name", "bench"}, s.config.Up...)...)
+	cmd := s.cmd
+	if err := cmd.Start(); err != nil {
+		s.cmd = nil
+		s.log.Close()
+		return fmt.Errorf("start server: %w", err)
+	}
+	go func() { s.ended <- cmd.Wait() }()
+	if err := s.await(ctx); err != nil {
+		return errors.Join(fmt.Errorf("start server: %w", err), s.Close())
+	}
+	return nil
+}
+
+// Restart takes the server down with all its sandboxes and starts it again; between
+// is called while there is none, with its data folder. Its address changes.
+func (s *Server) Restart(ctx context.Context, between func(data string) error) error {
+	if err := s.down(); err != nil {
+		return err
+	}
+	if err := between(s.data()); err != nil {
+		return err
+	}
+	return s.start(ctx)
 }
 
 func (s *Server) data() string    { return filepath.Join(s.config.Dir, "data") }
@@ -112,8 +134,21 @@ func (s *Server) lastWords() []byte {
 }
 
 // Close takes the server down with all its sandboxes and deletes its folder.
-// It is not interrupted: what it would leave behind is the whole run.
 func (s *Server) Close() error {
+	err := s.down()
+	s.log.Close()
+	if err != nil {
+		return err // its folder says what went wrong
+	}
+	return os.RemoveAll(s.config.Dir)
+}
+
+// down ends the server and its sandboxes. It is not interrupted: what it would leave
+// behind is the whole run.
+func (s *Server) down() error {
+	if s.cmd == nil {
+		return nil
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), downPatience)
 	defer cancel()
 	down := s.command("down")
@@ -133,9 +168,6 @@ func (s *Server) Close() error {
 		s.cmd.Process.Kill() //nolint:errcheck
 		<-s.ended
 	}
-	s.log.Close()
-	if err != nil {
-		return err // its folder says what went wrong
-	}
-	return os.RemoveAll(s.config.Dir)
+	s.cmd = nil
+	return err
 }

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -19,6 +20,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
 	"github.com/dsec-go/dsec/depot"
 	"github.com/dsec-go/dsec/fuse"
@@ -57,9 +59,12 @@ func serve(dir, how string) error {
 	}
 	return depot.Run(context.Background(), depot.Config{
 		Dir: filepath.Join(dir, "depot"), Mount: filepath.Join(dir, "mount"), Holder: filepath.Join(dir, "hold"),
-		Store: s, Limit: 20 * time.Second, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
+		Store: s, Limit: 20 * time.Second, NoteFor: noteFor, Log: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 }
+
+// noteFor is how long depots of tests note what is read.
+const noteFor = 500 * time.Millisecond
 
 // slow answers no question for a part of a blob.
 type slow struct{ blob.Store }
@@ -162,13 +167,24 @@ func (r *rig) serve(how string) (kill func()) {
 // mount mounts the layer and gives the path of its root for other processes.
 func (r *rig) mount() (path string, unmount func()) {
 	r.Helper()
+	path, unmount, err := r.tryMount()
+	r.must(err)
+	return path, unmount
+}
+
+func (r *rig) tryMount() (path string, unmount func(), err error) {
+	r.Helper()
 	l, err := r.client.Layer(r.Context(), r.layer, depot.Mount)
-	r.must(err)
+	if err != nil {
+		return "", nil, err
+	}
 	m, err := rootfs.MountLayer(rootfs.Layer{Digest: r.layer, Meta: l.Meta, Data: l.Data})
-	r.must(err)
+	if err != nil {
+		return "", nil, err
+	}
 	unmount = sync.OnceFunc(func() { rootfs.Unmount(m) }) //nolint:errcheck // the descriptor is all there is
 	r.Cleanup(unmount)
-	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.Fd()), unmount
+	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), m.Fd()), unmount, nil
 }
 
 // read has another process read a file.
@@ -358,5 +374,82 @@ func TestCompleteLayerIsPlain(t *testing.T) {
 	<-gone
 	if there, err := fuse.Mounted(filepath.Join(r.dir, "mount")); err != nil || there {
 		t.Errorf("still mounted (%v)", err)
+	}
+}
+
+// TestProfile: what one depot saw of a layer the next one brings at once, as pages and nothing
+// around them; a pack that is damaged or gone costs nobody his bytes.
+func TestProfile(t *testing.T) {
+	r := newRig(t, 12)
+	r.serve("")
+	root, unmount := r.mount()
+	want := []int{7, 2, 9}
+	for _, i := range want {
+		r.check(r.read(root, i))
+	}
+	ctx := t.Context()
+	if b, err := r.client.Profile(ctx, r.layer); err != nil || b != nil {
+		t.Errorf("at once: %d bytes, %v", len(b), err)
+	}
+	time.Sleep(noteFor)
+	r.check(r.read(root, 4)) // too late to be noted
+	profile, err := r.client.Profile(ctx, r.layer)
+	r.must(err)
+	pack, err := depot.PackOf(profile)
+	r.must(err)
+	store, err := blob.OpenFolder(filepath.Join(r.dir, "store"))
+	r.must(err)
+	packed, err := blob.ReadAll(ctx, store, pack)
+	r.must(err)
+	if n := len(packed); n < len(want)*fileSize || n > len(want)*(fileSize+2*4096) {
+		t.Errorf("%d files of %d bytes are %d bytes of pages", len(want), fileSize, n)
+	}
+	again := func() {
+		t.Helper()
+		unmount()
+		_, gone, err := r.client.Watch(ctx)
+		r.must(err)
+		r.must(r.client.End(ctx))
+		<-gone
+		r.must(os.RemoveAll(filepath.Join(r.dir, "depot", "parts")))
+		r.serve("")
+		for until := time.Now().Add(20 * time.Second); ; time.Sleep(time.Millisecond) {
+			if root, unmount, err = r.tryMount(); err == nil || time.Now().After(until) {
+				break
+			}
+		}
+		r.must(err)
+	}
+	again()
+	r.must(r.client.Prefetch(ctx, r.layer, profile))
+	for _, i := range want {
+		r.check(r.read(root, i))
+	}
+	if s := r.stats(); s.Misses != 0 || s.Fetched != int64(len(packed)) {
+		t.Errorf("%d chunks were fetched, %d bytes in all; the pack has %d", s.Misses, s.Fetched, len(packed))
+	}
+	for i := range r.files {
+		r.check(r.read(root, i))
+	}
+	if err := r.client.Prefetch(ctx, r.layer, []byte("{}")); dsec.KindOf(err) != dsec.Invalid {
+		t.Errorf("nonsense: %v", err)
+	}
+	// Damaged in the middle, then gone.
+	path, err := store.LocalPath(ctx, pack)
+	r.must(err)
+	packed[len(packed)/2] ^= 1
+	for _, do := range []func() error{
+		func() error { return errors.Join(os.Chmod(path, 0o600), os.WriteFile(path, packed, 0o600)) },
+		func() error { return os.Remove(path) },
+	} {
+		r.must(do())
+		again()
+		r.must(r.client.Prefetch(ctx, r.layer, profile))
+		for i := range r.files {
+			r.check(r.read(root, i))
+		}
+		if s := r.stats(); s.Misses == 0 {
+			t.Error("all came from a pack that is damaged or gone")
+		}
 	}
 }

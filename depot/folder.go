@@ -80,14 +80,14 @@ func (f *folder) read(ctx context.Context, k *known, r fuse.Read) (int, error) {
 		return 0, err
 	}
 	got, err := f.cache.Read(ctx, k.blob.Digest, r.Off, r.Size, r.Buf)
-	if len(got.Missed) > 0 {
+	if got.Waited > 0 {
 		fetched := int64(0)
 		for _, i := range got.Missed {
 			fetched += min(erofs.ChunkSize, k.blob.Size-int64(i)*erofs.ChunkSize)
 		}
 		f.account(r.Pid, fetched, got.Waited)
-		f.noted.read(k.blob.Digest, got.Missed)
 	}
+	f.noted.read(k.blob.Digest, r.Off, got.N)
 	return got.N, err
 }
 
@@ -124,88 +124,4 @@ func groupOf(tid int) string {
 		}
 	}
 	return group
-}
-
-// NoteFor is how long what is read of a layer is noted, after it was told first.
-const NoteFor = 30 * time.Second
-
-// Bounds of notes.
-const (
-	maxNoted  = 1 << 14 // chunks of a layer
-	maxLayers = 256     // that are noted at a time
-)
-
-// notes record which chunks of a layer were missed first, in order.
-type notes struct {
-	mu     sync.Mutex
-	layers map[blob.Digest]*note
-}
-
-type note struct {
-	since time.Time
-	data  []blob.Digest
-	order [][2]int // number of the blob, chunk
-	done  bool     // it was asked for, or is not wanted
-}
-
-// begin notes a layer from now on, unless it was already.
-func (n *notes) begin(layer blob.Digest, data []blob.Digest) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if n.layers == nil {
-		n.layers = map[blob.Digest]*note{}
-	}
-	if n.layers[layer] != nil {
-		return
-	}
-	if len(n.layers) >= maxLayers {
-		for d, old := range n.layers {
-			if time.Since(old.since) > NoteFor {
-				delete(n.layers, d)
-			}
-		}
-	}
-	if len(n.layers) < maxLayers {
-		n.layers[layer] = &note{since: time.Now(), data: data}
-	}
-}
-
-// dismiss notes a layer no more: it has a profile.
-func (n *notes) dismiss(layer blob.Digest) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if l := n.layers[layer]; l != nil {
-		l.done, l.order = true, nil
-	}
-}
-
-func (n *notes) read(d blob.Digest, chunks []int) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	for _, l := range n.layers {
-		if l.done || time.Since(l.since) > NoteFor {
-			continue
-		}
-		for i, have := range l.data {
-			if have != d {
-				continue
-			}
-			for _, c := range chunks {
-				if len(l.order) < maxNoted {
-					l.order = append(l.order, [2]int{i, c})
-				}
-			}
-		}
-	}
-}
-
-// take gives what was noted of a layer once its time is over; nil before.
-func (n *notes) take(layer blob.Digest) *note {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	l := n.layers[layer]
-	if l == nil || l.done || len(l.order) == 0 || time.Since(l.since) <= NoteFor {
-		return nil
-	}
-	return &note{data: l.data, order: l.order}
 }

@@ -43,6 +43,9 @@ type Config struct {
 	// files and, forgotten, its chunks. Default DefaultLayers.
 	Layers int
 
+	// NoteFor is how long what is read of a layer is noted; default NoteFor.
+	NoteFor time.Duration
+
 	Label string // told to who greets the depot: what it is made of
 	Log   *slog.Logger
 }
@@ -61,7 +64,9 @@ type server struct {
 	cache   *lazy.Cache
 	folder  *folder
 	flights singleflight.Group
+	life    context.Context
 	stop    context.CancelFunc
+	packs   chan struct{} // one for each pack of pages that is being brought
 
 	mu    sync.Mutex
 	conns map[string]*os.File // connections to the kernel, by their names in the holder
@@ -91,9 +96,12 @@ func Run(ctx context.Context, c Config) error {
 	if c.Layers == 0 {
 		c.Layers = DefaultLayers
 	}
+	if c.NoteFor == 0 {
+		c.NoteFor = NoteFor
+	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	s := &server{cfg: c, stop: stop, conns: map[string]*os.File{}}
+	s := &server{cfg: c, life: ctx, stop: stop, packs: make(chan struct{}, packsAtATime), conns: map[string]*os.File{}}
 	if err := s.open(ctx); err != nil {
 		return fmt.Errorf("open depot: %w", err)
 	}
@@ -160,7 +168,7 @@ func (s *server) open(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit, spent: spent, log: c.Log}
+	s.folder = &folder{registry: r, cache: s.cache, limit: c.Limit, spent: spent, log: c.Log, noted: notes{after: c.NoteFor}}
 	return nil
 }
 
@@ -329,10 +337,12 @@ func (s *server) answer(ctx context.Context, q request) (response, error) {
 	case opCached:
 		return response{Cached: s.cached(q.Digests)}, nil
 	case opProfile:
-		if n := s.folder.noted.take(d); n != nil {
-			return response{Profile: n.encode()}, nil
+		n := s.folder.noted.take(d)
+		if n == nil {
+			return response{}, nil
 		}
-		return response{}, nil
+		b, err := s.pack(ctx, n)
+		return response{Profile: b}, err
 	case opKeep:
 		inUse := map[blob.Digest]bool{}
 		for _, d := range q.Digests {
@@ -453,26 +463,4 @@ func (s *server) inPlace(ctx context.Context, p image.Part) (string, error) {
 		return "", err
 	}
 	return local.LocalPath(ctx, p.Digest)
-}
-
-// prefetch fetches what a profile of a layer names, as far as it is of that layer.
-func (s *server) prefetch(ctx context.Context, layer blob.Digest, b []byte) error {
-	p, err := decodeProfile(b)
-	if err != nil {
-		return dsec.Errorf(dsec.Invalid, "%w", err)
-	}
-	of := map[blob.Digest]bool{}
-	for _, d := range s.folder.data(layer) {
-		if err := s.folder.ready(ctx, s.folder.get(node(d.Digest))); err != nil {
-			return err
-		}
-		of[d.Digest] = true
-	}
-	p.each(func(d blob.Digest, chunks []int) {
-		if of[d] {
-			s.cache.Prefetch(d, chunks)
-		}
-	})
-	s.folder.noted.dismiss(layer)
-	return nil
 }

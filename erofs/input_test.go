@@ -114,6 +114,16 @@ func TestTarTruncated(t *testing.T) {
 			t.Errorf("%d of %d bytes: %v, want ErrCorrupt", n, len(whole), err)
 		}
 	}
+	// Between two entries only the mark at the end tells.
+	marked := erofs.TarOptions{Marked: true}
+	for n, want := range map[int]error{len(whole): nil, 512 + 3072 + 1024: nil, 512 + 3072 + 512: erofs.ErrCorrupt, 512 + 3072: erofs.ErrCorrupt} {
+		if err := readTar(bytes.NewReader(whole[:n]), io.Discard, marked, erofs.BlobOptions{}); !errors.Is(err, want) {
+			t.Errorf("%d of %d bytes: %v, want %v", n, len(whole), err, want)
+		}
+		if err := readTar(bytes.NewReader(whole[:n]), io.Discard, erofs.TarOptions{}, erofs.BlobOptions{}); err != nil {
+			t.Errorf("%d of %d bytes: %v, the mark was not asked for", n, len(whole), err)
+		}
+	}
 	if err := readTar(bytes.NewReader(bytes.Repeat([]byte("junk"), 500)), io.Discard, erofs.TarOptions{}, erofs.BlobOptions{}); !errors.Is(err, erofs.ErrCorrupt) {
 		t.Errorf("junk: %v, want ErrCorrupt", err)
 	}

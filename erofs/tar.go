@@ -20,6 +20,9 @@ type TarOptions struct {
 	// Budget is what the tar may use; FromTar takes from it, so that several can
 	// share one. Without it the tar has a default one of its own.
 	Budget *Budget
+	// Marked refuses an archive without its end mark. Nothing else tells one that
+	// was cut between two entries; of a layer the digest does.
+	Marked bool
 }
 
 // A Budget is what is left for trees to be made of what somebody else wrote. A
@@ -87,12 +90,16 @@ func FromTar(ctx context.Context, r io.Reader, blob *Blob, opts TarOptions) (*Tr
 	}
 	t := New()
 	t.below, t.budget = opts.Below, opts.Budget
-	tr := &tarReader{tree: t, blob: blob, opts: opts, tar: tar.NewReader(r)}
+	end := &ending{r: r}
+	tr := &tarReader{tree: t, blob: blob, opts: opts, tar: tar.NewReader(end)}
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("read tar: %w", context.Cause(ctx))
 		}
 		h, err := tr.tar.Next()
+		if err == io.EOF && end.came && opts.Marked {
+			return nil, fmt.Errorf("read tar: it has no end mark, so it was cut off: %w", ErrCorrupt)
+		}
 		if err == io.EOF {
 			break
 		}
@@ -106,6 +113,19 @@ func FromTar(ctx context.Context, r io.Reader, blob *Blob, opts TarOptions) (*Tr
 	t.below, t.budget = nil, nil
 	reveal(t.root, false)
 	return t, nil
+}
+
+// ending notes that a stream was read to its end: whoever reads an archive up to its mark
+// has not seen that.
+type ending struct {
+	r    io.Reader
+	came bool
+}
+
+func (e *ending) Read(p []byte) (int, error) {
+	n, err := e.r.Read(p)
+	e.came = e.came || n == 0 && err == io.EOF
+	return n, err
 }
 
 func tarError(err error) error {

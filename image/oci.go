@@ -278,7 +278,7 @@ func (w *work) unpack(ctx context.Context, src *source, diff blob.Digest, below 
 	early, stop := ahead(sum)
 	defer stop()
 	t, err := w.tree(ctx, func(b *erofs.Blob) (*erofs.Tree, error) {
-		t, err := erofs.FromTar(ctx, early, b, erofs.TarOptions{Below: below, Budget: w.budget})
+		t, err := erofs.FromTar(ctx, early, b, erofs.TarOptions{Below: below, Budget: w.budget, Marked: diff == ""})
 		if err != nil {
 			return nil, err
 		}

@@ -128,11 +128,8 @@ func (t *Table) Open(i int, frame, dst []byte) ([]byte, error) {
 			dst = make([]byte, 0, n)
 		}
 		var err error
-		if out, err = unpacker().DecodeAll(frame, dst[:0:n]); err != nil {
-			return nil, fmt.Errorf("chunk %d: %w: %w", i, ErrCorrupt, err)
-		}
-		if len(out) != n {
-			return nil, fmt.Errorf("chunk %d of %d bytes, should be %d: %w", i, len(out), n, ErrCorrupt)
+		if out, err = unpackInto(dst[:0:n], frame, n); err != nil {
+			return nil, fmt.Errorf("chunk %d: %w", i, err)
 		}
 	}
 	if sha256.Sum256(out) != t.Sum(i) {
@@ -162,6 +159,29 @@ var packer = sync.OnceValue(func() *zstd.Encoder {
 	}
 	return z
 })
+
+// Pack compresses bytes by themselves, as chunks are; it may give b itself.
+func Pack(b []byte) []byte { return Zstd.frameOf(b, nil) }
+
+// Unpack gives the n bytes that Pack made stored of; what it did not is ErrCorrupt.
+func Unpack(stored []byte, n int) ([]byte, error) {
+	if len(stored) == n {
+		return stored, nil
+	}
+	return unpackInto(make([]byte, 0, max(n, 0)), stored, n)
+}
+
+// unpackInto is Unpack into the room of dst.
+func unpackInto(dst, frame []byte, n int) ([]byte, error) {
+	out, err := unpacker().DecodeAll(frame, dst)
+	if err == nil && len(out) != n {
+		err = fmt.Errorf("%d bytes, should be %d", len(out), n)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("unpack: %w: %w", ErrCorrupt, err)
+	}
+	return out, nil
+}
 
 // frameOf gives what is stored for a chunk, maybe the chunk itself. A frame as
 // long as its chunk is the chunk: that is how a reader tells.

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,15 +38,15 @@ type Config struct {
 
 // Stats count since Open, except for Cached, which is now.
 type Stats struct {
-	Cached     int64 // bytes of chunks kept
-	Fetched    int64 // bytes that came from the store
-	Hits       int64 // chunks that a read found kept
-	Misses     int64 // chunks that reads had fetched, those ahead of them too
-	Prefetched int64 // chunks that came before anybody wanted them
-	Unkept     int64 // chunks that were served and had no room
-	Evicted    int64 // blobs whose chunks were dropped to make room
-	Corrupt    int64 // chunks that did not match their table, from the store or the disk
-	Failed     int64 // reads that ended with an error
+	Cached  int64 // bytes of chunks kept
+	Fetched int64 // bytes that came from the store
+	Hits    int64 // chunks that a read found kept
+	Misses  int64 // chunks that reads had fetched, those ahead of them too
+	Brought int64 // pages that came before anybody wanted them, see Bring
+	Unkept  int64 // chunks that were served and had no room
+	Evicted int64 // blobs whose chunks were dropped to make room
+	Corrupt int64 // chunks that did not match their table, from the store or the disk
+	Failed  int64 // reads that ended with an error
 }
 
 // Cache holds parts of blobs. It is safe for concurrent use.
@@ -59,16 +58,15 @@ type Cache struct {
 	lock *os.File
 	slot chan struct{} // one for each fetch under way
 
-	waiting atomic.Int64 // chunks that a read waits for
+	waiting atomic.Int64 // reads that wait for chunks
+	paging  atomic.Int64 // reads that wait for pages
 	stats   struct {
-		fetched, hits, misses, prefetched, unkept, evicted, corrupt, failed atomic.Int64
+		fetched, hits, misses, brought, unkept, evicted, corrupt, failed atomic.Int64
 	}
 
 	mu     sync.Mutex
 	blobs  map[blob.Digest]*entry
 	cached int64
-	queue  []*entry // with chunks to prefetch, in order
-	wake   chan struct{}
 }
 
 // entry is one blob. Its mu is taken after Cache.mu.
@@ -79,17 +77,17 @@ type entry struct {
 	file   *os.File               // sparse, as long as the blob
 	marks  *os.File               // see marks.go
 
-	pins  int       // reads and fetches under way, and holders of the path; guarded by Cache.mu
-	used  time.Time // guarded by Cache.mu
-	ahead []int     // chunks to prefetch; guarded by Cache.mu
+	pins int       // reads and fetches under way, and holders of the path; guarded by Cache.mu
+	used time.Time // guarded by Cache.mu
 
 	mu      sync.Mutex
 	state   []mark
-	have    int64 // bytes of chunks that are not absent
+	have    int64 // bytes of chunks that are not absent, and of pages
 	sure    int   // chunks that are kept
 	flying  map[int]*flight
 	streams [8]stream
 	guesses guesses
+	pages   pages
 }
 
 // origin is where the chunks of a blob come from.
@@ -121,13 +119,10 @@ func Open(cfg Config) (*Cache, error) {
 		lock.Close()
 		return nil, fmt.Errorf("open cache: another process has %s: %w", cfg.Dir, err)
 	}
-	c := &Cache{cfg: cfg, lock: lock, slot: make(chan struct{}, maxFetches), blobs: map[blob.Digest]*entry{}, wake: make(chan struct{}, 1)}
+	c := &Cache{cfg: cfg, lock: lock, slot: make(chan struct{}, maxFetches), blobs: map[blob.Digest]*entry{}}
 	c.life, c.end = context.WithCancel(context.Background())
 	if err := c.find(); err != nil {
 		return nil, errors.Join(fmt.Errorf("open cache: %w", err), c.Close())
-	}
-	for range prefetchers {
-		c.work.Go(c.prefetch)
 	}
 	return c, nil
 }
@@ -209,8 +204,6 @@ func (c *Cache) Forget(d blob.Digest) bool {
 	if e.pins > 0 || e.busy() {
 		return false
 	}
-	e.ahead = nil
-	c.queue = slices.DeleteFunc(c.queue, func(q *entry) bool { return q == e })
 	e.origin.Store(nil)
 	c.drop(e)
 	return c.blobs[d] == nil
@@ -259,7 +252,7 @@ func (c *Cache) Stats() Stats {
 	c.mu.Unlock()
 	s := &c.stats
 	return Stats{
-		Cached: cached, Fetched: s.fetched.Load(), Hits: s.hits.Load(), Misses: s.misses.Load(), Prefetched: s.prefetched.Load(),
+		Cached: cached, Fetched: s.fetched.Load(), Hits: s.hits.Load(), Misses: s.misses.Load(), Brought: s.brought.Load(),
 		Unkept: s.unkept.Load(), Evicted: s.evicted.Load(), Corrupt: s.corrupt.Load(), Failed: s.failed.Load(),
 	}
 }

@@ -67,7 +67,7 @@ type run struct {
 type Result struct {
 	N      int           // bytes
 	Missed []int         // chunks that were not here when they were asked for
-	Waited time.Duration // for them
+	Waited time.Duration // for them, and for pages that somebody brought
 }
 
 // Read gives the n bytes at off, or as many as the blob has, in what buf returns. buf is
@@ -108,10 +108,12 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	parts := make([][]byte, last-first+1) // nil where the file has it
 	for i := first; i <= last; i++ {
 		begin := time.Now()
-		data, missed, err := c.chunk(ctx, e, o, s, i, last)
-		if missed {
-			r.Missed = append(r.Missed, i)
+		data, how, err := c.chunk(ctx, e, o, s, i, last, need(i, off, n))
+		if how != found {
 			r.Waited += time.Since(begin)
+		}
+		if how == fetched {
+			r.Missed = append(r.Missed, i)
 		}
 		if err != nil {
 			return r, err
@@ -136,6 +138,7 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 			e.mu.Lock()
 			have := e.have
 			err = errors.Join(err, e.set(i, absent)) // the next read fetches it
+			e.unpage(i)
 			freed := have - e.have
 			e.mu.Unlock()
 			c.giveBack(freed)
@@ -148,9 +151,18 @@ func (c *Cache) read(ctx context.Context, e *entry, off int64, n int, buf func()
 	return r, nil
 }
 
-// chunk has chunk i at hand: in the file, or as data. A fetch for it brings those up to last
-// along.
-func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, last int) (data []byte, missed bool, err error) {
+// outcome says how something that is read came to be here.
+type outcome int
+
+const (
+	found   outcome = iota // it was here
+	brought                // it was awaited, and came without being fetched for this read
+	fetched                // it was fetched
+)
+
+// chunk has pages of chunk i at hand: in the file, or the whole chunk as data. A fetch for it
+// brings those up to last along.
+func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, last int, pages uint64) (data []byte, how outcome, err error) {
 	for {
 		e.mu.Lock()
 		e.guesses.read(i)
@@ -161,18 +173,41 @@ func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, la
 			if ok {
 				c.start(e, next)
 			}
-			if !missed {
+			if how == found {
 				c.stats.hits.Add(1)
 			}
-			return nil, missed, nil
+			return nil, how, nil
 		case suspect:
 			e.mu.Unlock()
 			if err := c.recheck(e, o, i); err != nil {
-				return nil, missed, err
+				return nil, how, err
 			}
 			continue
 		}
 		f := e.flying[i]
+		switch rest := pages &^ e.pages.here[i]; {
+		case rest == 0:
+			e.mu.Unlock()
+			if how == found {
+				c.stats.hits.Add(1)
+			}
+			return nil, how, nil
+		case f == nil && rest&^e.pages.coming[i] == 0:
+			change := e.pages.waits()
+			e.mu.Unlock()
+			how = brought
+			c.paging.Add(1)
+			select {
+			case <-change:
+			case <-ctx.Done():
+				err = context.Cause(ctx)
+			}
+			c.paging.Add(-1)
+			if err != nil {
+				return nil, how, err
+			}
+			continue
+		}
 		var r run
 		if f == nil {
 			r = e.plan(s, i, last)
@@ -182,15 +217,14 @@ func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, la
 		if len(r.flights) > 0 {
 			c.start(e, r)
 		}
-		missed = true
 		c.waiting.Add(1)
 		select {
 		case <-f.done:
 			c.waiting.Add(-1)
-			return f.data, true, f.err
+			return f.data, fetched, f.err
 		case <-ctx.Done():
 			c.waiting.Add(-1)
-			return nil, true, context.Cause(ctx)
+			return nil, fetched, context.Cause(ctx)
 		}
 	}
 }
@@ -371,7 +405,7 @@ func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
 	from := o.data.Stored().Digest
 	body, err := c.cfg.Store.Get(ctx, from, begin, end+n-begin)
 	if err != nil {
-		return because(ctx, err)
+		return Because(ctx, err)
 	}
 	defer body.Close()
 	for k := range r.flights {
@@ -381,7 +415,7 @@ func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
 		got, err := io.ReadFull(body, frame)
 		c.stats.fetched.Add(int64(got))
 		if err != nil {
-			return because(ctx, fmt.Errorf("chunk %d: %w", i, err))
+			return Because(ctx, fmt.Errorf("chunk %d: %w", i, err))
 		}
 		data, err := o.table.Open(i, frame, nil)
 		if err != nil {
@@ -395,8 +429,8 @@ func (c *Cache) bring(e *entry, r run, land func([]byte)) error {
 	return nil
 }
 
-// because gives why a context ended, if that is what err is about.
-func because(ctx context.Context, err error) error {
+// Because gives why a context ended, if that is what err is about.
+func Because(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
 		return fmt.Errorf("%w: %w", context.Cause(ctx), err)
 	}
@@ -424,6 +458,11 @@ func (c *Cache) keep(e *entry, i int, data []byte, reserve func(int64) bool) boo
 		c.giveBack(n)
 		e.mu.Lock()
 		return false
+	}
+	if twice := e.unpage(i); twice > 0 {
+		e.mu.Unlock()
+		c.giveBack(twice)
+		e.mu.Lock()
 	}
 	return true
 }

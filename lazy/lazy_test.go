@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -297,7 +298,8 @@ func TestForget(t *testing.T) {
 	}
 	r.want(c, th, 0, 3*chunk)
 	f.Close()
-	c.Prefetch(d, []int{0, 1, 2})
+	done := c.Expect([]lazy.Extent{{Blob: d, First: 0, Many: 3}})
+	defer done()
 	for until := time.Now().Add(10 * time.Second); !c.Forget(d); time.Sleep(time.Millisecond) {
 		if time.Now().After(until) { // a fetch ahead has it for a moment
 			t.Fatal("it is not forgotten")
@@ -480,24 +482,135 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// TestPrefetch brings what is listed, in the order of the list, whatever is on it.
-func TestPrefetch(t *testing.T) {
+// TestBring gives pages of chunks that are absent: reads of no others have nothing fetched, those of
+// more have their chunks. Bytes are counted once, and go with the chunk and with the blob.
+func TestBring(t *testing.T) {
 	r := newRig(t)
-	th, other := r.put(40*chunk, "plain"), r.put(4*chunk, "plain")
-	c := r.open(lazy.Config{Bytes: 44 * chunk}, th, other)
-	r.want(c, other, 0, 4*chunk)
-	c.Prefetch(blob.Of(nil), []int{1})
-	c.Prefetch(th.data.Digest, []int{3, 1, 2, -5, 1000, 3, 39, 30, 31})
-	deadline := time.Now().Add(10 * time.Second)
-	for c.Stats().Cached < (4+6)*chunk && time.Now().Before(deadline) {
-		<-time.After(time.Millisecond)
+	const page = lazy.PageSize
+	th, other := r.put(4*chunk+page+100, "plain"), r.put(chunk, "plain")
+	c := r.open(lazy.Config{Bytes: 9 * chunk}, th, other)
+	d := th.data.Digest
+	bring := func(first, many int) bool {
+		off := int64(first) * page
+		return c.Bring(lazy.Extent{Blob: d, First: first, Many: many}, th.bytes[off:min(off+int64(many)*page, int64(len(th.bytes)))])
 	}
-	for _, i := range []int64{1, 2, 3, 30, 31, 39} {
-		if res := r.want(c, th, i*chunk, chunk); len(res.Missed) > 0 {
-			t.Errorf("chunk %d was not there", i)
+	// Over a boundary of chunks, and to the end of the blob.
+	if !bring(60, 8) || !bring(4*64, 2) || !bring(62, 4) {
+		t.Fatal("pages were not taken")
+	}
+	for _, x := range []lazy.Extent{
+		{Blob: d, First: -1, Many: 1}, {Blob: d, First: 0, Many: 0}, {Blob: d, First: 4*64 + 2, Many: 1}, {Blob: blob.Of(nil), First: 0, Many: 1},
+	} {
+		if c.Bring(x, make([]byte, page)) {
+			t.Errorf("%+v was taken", x)
 		}
 	}
-	if s := c.Stats(); s.Prefetched != 6 || s.Evicted != 0 {
-		t.Errorf("%+v", s)
+	if got, want := c.Stats().Cached, int64(8*page+page+100); got != want {
+		t.Errorf("%d bytes are cached, want %d", got, want)
+	}
+	for _, at := range [][2]int{{60 * page, 8 * page}, {63*page + 5, page}, {4 * chunk, page + 100}, {4*chunk + page, 100}} {
+		if res := r.want(c, th, int64(at[0]), at[1]); len(res.Missed) > 0 || res.Waited > 0 {
+			t.Errorf("%d bytes at %d were fetched", at[1], at[0])
+		}
+	}
+	if n := r.src.gets.Load(); n != 0 {
+		t.Errorf("%d requests of the store", n)
+	}
+	if b := make([]byte, 2*page); !c.Peek(d, 62*page, b) || !bytes.Equal(b, th.bytes[62*page:64*page]) || c.Peek(d, 58*page, b[:1]) || c.Peek(d, 67*page, b) {
+		t.Error("what is here is not what can be peeked at")
+	}
+	// One page more than there is: the chunk comes, with the one behind, and counts once.
+	if res := r.want(c, th, 59*page, 2*page); !slices.Equal(res.Missed, []int{0}) {
+		t.Errorf("missed %v", res.Missed)
+	}
+	awaitCached(t, c, 2*chunk+page+100)
+	if !bring(0, 1) || c.Stats().Cached != 2*chunk+page+100 {
+		t.Errorf("a page of a chunk that is here counts: %d", c.Stats().Cached)
+	}
+	for until := time.Now().Add(10 * time.Second); !c.Forget(d) && time.Now().Before(until); time.Sleep(time.Millisecond) {
+	}
+	if !c.Forget(d) || c.Stats().Cached != 0 || disk(t, r.dir) != 0 {
+		t.Errorf("after it is forgotten %d bytes are cached, %d on the disk", c.Stats().Cached, disk(t, r.dir))
+	}
+	// Without room nothing is dropped for them.
+	if err := c.Add(th.data, th.table); err != nil {
+		t.Fatal(err)
+	}
+	full := r.open(lazy.Config{Dir: t.TempDir(), Bytes: chunk}, th, other)
+	r.want(full, other, 0, chunk)
+	awaitCached(t, full, chunk)
+	if full.Bring(lazy.Extent{Blob: d, First: 0, Many: 1}, th.bytes[:page]) || full.Stats().Evicted != 0 {
+		t.Error("something was dropped for a page")
+	}
+}
+
+// awaitCached waits until chunks that were served are kept too.
+func awaitCached(t *testing.T, c *lazy.Cache, want int64) {
+	t.Helper()
+	for until := time.Now().Add(10 * time.Second); c.Stats().Cached != want; time.Sleep(time.Millisecond) {
+		if time.Now().After(until) {
+			t.Fatalf("%d bytes are cached, want %d", c.Stats().Cached, want)
+		}
+	}
+}
+
+// TestExpect has reads wait for pages that are said to come, and fetch once they are not.
+func TestExpect(t *testing.T) {
+	r := newRig(t)
+	const page = lazy.PageSize
+	th := r.put(4*chunk, "plain")
+	c := r.open(lazy.Config{}, th)
+	d := th.data.Digest
+	done := c.Expect([]lazy.Extent{{Blob: d, First: 0, Many: 70}, {Blob: d, First: 1 << 40, Many: 1}, {Blob: blob.Of(nil), First: 0, Many: 1}})
+	results := make(chan lazy.Result, 2)
+	for _, off := range []int64{3 * page, 66 * page} {
+		go func() {
+			_, res, err := read(c, th, off, page)
+			if err != nil {
+				t.Error(err)
+			}
+			results <- res
+		}()
+	}
+	select {
+	case res := <-results:
+		t.Fatalf("%+v was there too early", res)
+	case <-time.After(50 * time.Millisecond):
+	}
+	c.Bring(lazy.Extent{Blob: d, First: 0, Many: 10}, th.bytes[:10*page])
+	if res := <-results; len(res.Missed) > 0 || res.Waited < 40*time.Millisecond {
+		t.Errorf("%+v, want to have waited and nothing missed", res)
+	}
+	if n := r.src.gets.Load(); n != 0 {
+		t.Errorf("%d requests of the store", n)
+	}
+	// A page that nobody promised is fetched at once, and what is not coming any more too.
+	if res := r.want(c, th, 100*page, page); !slices.Equal(res.Missed, []int{1}) {
+		t.Errorf("%+v", res)
+	}
+	<-results // of the same chunk
+	done()
+	if res := r.want(c, th, 20*page, page); !slices.Equal(res.Missed, []int{0}) {
+		t.Errorf("%+v", res)
+	}
+}
+
+// TestPagesOfBefore: pages are not known after a restart, and take no room then.
+func TestPagesOfBefore(t *testing.T) {
+	r := newRig(t)
+	th := r.put(4*chunk, "plain")
+	c := r.open(lazy.Config{}, th)
+	r.want(c, th, 3*chunk, chunk)
+	awaitCached(t, c, chunk)
+	c.Bring(lazy.Extent{Blob: th.data.Digest, First: 64, Many: 64}, th.bytes[chunk:2*chunk])
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c = r.open(lazy.Config{}, th)
+	if got, on := c.Stats().Cached, disk(t, r.dir); got != chunk || on > chunk+8192 {
+		t.Errorf("%d bytes are cached and %d on the disk", got, on)
+	}
+	if res := r.want(c, th, chunk, chunk); !slices.Equal(res.Missed, []int{1}) {
+		t.Errorf("%+v", res)
 	}
 }

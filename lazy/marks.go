@@ -84,6 +84,7 @@ func (e *entry) open(cfg Config, size int64) (err error) {
 	if err := e.file.Truncate(size); err != nil {
 		return err
 	}
+	e.sweep()
 	// Suspicion is written before the boot's name is, which would lift it.
 	out := append([]byte(marksMagic), make([]byte, bootBytes)...)
 	for _, m := range e.state {
@@ -97,6 +98,25 @@ func (e *entry) open(cfg Config, size int64) (err error) {
 	}
 	_, err = e.marks.WriteAt(boot, int64(len(marksMagic)))
 	return err
+}
+
+// sweep gives back what lies in the file beside its chunks: pages that an earlier process knew.
+func (e *entry) sweep() {
+	var st unix.Stat_t
+	if unix.Fstat(int(e.file.Fd()), &st) != nil || st.Blocks*512 <= e.have {
+		return
+	}
+	for i := 0; i < len(e.state); {
+		j := i
+		for j < len(e.state) && e.state[j] == absent {
+			j++
+		}
+		if j > i { // what cannot be given back is overwritten some day
+			unix.Fallocate(int(e.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, //nolint:errcheck
+				int64(i)*erofs.ChunkSize, int64(j-i)*erofs.ChunkSize)
+		}
+		i = max(j, i+1)
+	}
 }
 
 // sizeOf is the bytes of a chunk.
@@ -124,6 +144,7 @@ func (e *entry) set(i int, m mark) error {
 		e.sure--
 	}
 	e.state[i] = m
+	e.pages.changed()
 	return nil
 }
 
@@ -138,6 +159,7 @@ func (e *entry) forget() {
 	}
 	clear(e.state)
 	clear(e.guesses.open)
+	clear(e.pages.here)
 	e.have, e.sure = 0, 0
 	size := e.size()
 	if unix.Fallocate(int(e.file.Fd()), unix.FALLOC_FL_PUNCH_HOLE|unix.FALLOC_FL_KEEP_SIZE, 0, size) != nil {

@@ -31,7 +31,7 @@ func newDepotMetrics(c *depot.Client) *depotMetrics {
 	add("dsec_data_fetched_bytes_total", "Bytes that came from the store.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Fetched) })
 	add("dsec_data_hits_total", "Chunks that a read found on this node.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Hits) })
 	add("dsec_data_misses_total", "Chunks that reads had fetched, those ahead of them too.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Misses) })
-	add("dsec_data_prefetched_total", "Chunks that came before anybody asked.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Prefetched) })
+	add("dsec_data_brought_total", "Pages of profiles that came before anybody asked.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Brought) })
 	add("dsec_data_unkept_total", "Chunks that had no room and were served all the same.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Unkept) })
 	add("dsec_data_evicted_total", "Blobs that were dropped to make room.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Evicted) })
 	add("dsec_data_corrupt_total", "Chunks that were not what their table says.", prometheus.CounterValue, func(s depot.Stats) float64 { return float64(s.Corrupt) })

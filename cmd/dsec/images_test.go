@@ -401,12 +401,20 @@ func TestProfilesOfLayers(t *testing.T) {
 	if b, err := p.get(ctx, img.Digest); b != nil || err != nil {
 		t.Errorf("before: %q, %v", b, err)
 	}
-	for _, text := range []string{"", "first", "second"} { // the first that says anything stays
+	profile := func(pages string) string { // of these pages
+		pack := must(blob.PutBytes(ctx, store, []byte(pages)))
+		return fmt.Sprintf(`{"v":2,"pack":"%s"}`, pack)
+	}
+	first, second := profile("pages"), profile("other pages")
+	if err := p.add(ctx, img.Digest, []byte("no profile")); err == nil {
+		t.Error("what is no profile was added")
+	}
+	for _, text := range []string{"", first, second} { // the first that says anything stays
 		if err := p.add(ctx, img.Digest, []byte(text)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if b, err := p.get(ctx, img.Digest); string(b) != "first" || err != nil {
+	if b, err := p.get(ctx, img.Digest); string(b) != first || err != nil {
 		t.Errorf("profile %q, %v", b, err)
 	}
 	collect := func() {
@@ -418,20 +426,28 @@ func TestProfilesOfLayers(t *testing.T) {
 		}
 	}
 	collect()
-	if b, err := p.get(ctx, img.Digest); string(b) != "first" || err != nil {
+	if b, err := p.get(ctx, img.Digest); string(b) != first || err != nil {
 		t.Errorf("after a collection: %q, %v", b, err)
 	}
 	// One that reads wrongly is none, and another takes its place.
-	if err := os.WriteFile(filepath.Join(dir, "sha256", blobPath("first")), []byte("FIRST"), 0o600); err != nil {
+	if err := os.WriteFile(filepath.Join(dir, "sha256", blobPath(first)), []byte("FIRST"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	if b, err := p.get(ctx, img.Digest); b != nil || err != nil {
 		t.Errorf("damaged: %q, %v", b, err)
 	}
-	if err := p.add(ctx, img.Digest, []byte("third")); err != nil {
+	// As is one whose pages are gone: the last collection took those that nobody named.
+	if err := p.add(ctx, img.Digest, []byte(second)); err != nil {
 		t.Fatal(err)
 	}
-	if b, err := p.get(ctx, img.Digest); string(b) != "third" || err != nil {
+	if b, err := p.get(ctx, img.Digest); b != nil || err != nil {
+		t.Errorf("without pages: %q, %v", b, err)
+	}
+	third := profile("pages of a third")
+	if err := p.add(ctx, img.Digest, []byte(third)); err != nil {
+		t.Fatal(err)
+	}
+	if b, err := p.get(ctx, img.Digest); string(b) != third || err != nil {
 		t.Errorf("its successor: %q, %v", b, err)
 	}
 	// With the layer it goes.

@@ -20,7 +20,7 @@ func (s *images) learn(digest string) {
 		return
 	}
 	s.lazy.work.Go(func() {
-		ctx, cancel := context.WithTimeout(s.lazy.life, 2*learnAfter)
+		ctx, cancel := context.WithTimeout(s.lazy.life, 4*learnAfter)
 		defer cancel()
 		b, err := s.profiles.get(ctx, digest)
 		if err == nil && b != nil {

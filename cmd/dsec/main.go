@@ -199,8 +199,10 @@ func explain(err error) string {
 
 func hintFor(err error) string {
 	var op *net.OpError
-	refused := errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) && errors.As(err, &op) ||
-		dsec.KindOf(err) == dsec.Unavailable && strings.Contains(err.Error(), "connection refused")
+	var answer *dsec.Error
+	answered := errors.As(err, &answer) && answer.Request != "" // then it is no server of ours that refused
+	refused := !answered && (errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ENOENT) && errors.As(err, &op) ||
+		dsec.KindOf(err) == dsec.Unavailable && strings.Contains(err.Error(), "connection refused"))
 	switch {
 	case refused:
 		return "is `dsec up` running?"

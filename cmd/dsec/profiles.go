@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
@@ -21,6 +22,18 @@ type profiles struct {
 	store blob.Store
 }
 
+// What the cluster has of a layer's profile: its blob, and that of the pages that it
+// names, which stays with it.
+func profileName(profile, pack blob.Digest) string { return string(profile) + " " + string(pack) }
+
+func profileBlobs(name string) (profile, pack blob.Digest, err error) {
+	first, second, _ := strings.Cut(name, " ")
+	if profile, err = blob.Parse(first); err == nil {
+		pack, err = blob.Parse(second)
+	}
+	return profile, pack, err
+}
+
 // get gives the profile of a layer; nil if there is none. One whose blob is gone or
 // not what it should be is taken away, so that another can be recorded.
 func (p profiles) get(ctx context.Context, layer string) ([]byte, error) {
@@ -32,6 +45,9 @@ func (p profiles) get(ctx context.Context, layer string) ([]byte, error) {
 		return nil, err
 	}
 	b, err := p.read(ctx, name)
+	if err == nil {
+		_, err = depot.PackOf(b)
+	}
 	if err != nil && !errors.Is(err, blob.ErrUnavailable) {
 		return nil, p.names.Remove(ctx, layer, name)
 	}
@@ -39,8 +55,11 @@ func (p profiles) get(ctx context.Context, layer string) ([]byte, error) {
 }
 
 func (p profiles) read(ctx context.Context, name string) ([]byte, error) {
-	d, err := blob.Parse(name)
+	d, pack, err := profileBlobs(name)
 	if err != nil {
+		return nil, err
+	}
+	if _, err := p.store.Stat(ctx, pack); err != nil {
 		return nil, err
 	}
 	info, err := p.store.Stat(ctx, d)
@@ -58,6 +77,10 @@ func (p profiles) add(ctx context.Context, layer string, b []byte) error {
 	if len(b) == 0 || len(b) > depot.MaxProfile {
 		return nil
 	}
+	pack, err := depot.PackOf(b)
+	if err != nil {
+		return err
+	}
 	switch _, err := p.names.Get(ctx, layer); {
 	case err == nil:
 		return nil
@@ -68,7 +91,7 @@ func (p profiles) add(ctx context.Context, layer string, b []byte) error {
 	if err != nil {
 		return fmt.Errorf("store profile: %w", err)
 	}
-	_, err = p.names.Add(ctx, layer, string(d))
+	_, err = p.names.Add(ctx, layer, profileName(d, pack))
 	return err
 }
 
@@ -81,9 +104,9 @@ func (p profiles) keep(ctx context.Context, layers map[string]int) ([]blob.Diges
 	}
 	var blobs []blob.Digest
 	for _, layer := range slices.Sorted(maps.Keys(all)) {
-		d, err := blob.Parse(all[layer])
+		d, pack, err := profileBlobs(all[layer])
 		if err == nil && layers[layer] > 0 {
-			blobs = append(blobs, d)
+			blobs = append(blobs, d, pack)
 			continue
 		}
 		if err := p.names.Remove(ctx, layer, all[layer]); err != nil {
