@@ -87,6 +87,9 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, err
 	}
 	n.onClose("data folder", func() error { n.data.close(); return nil })
+	if err := where.same(n.data.at(placeFile)); err != nil {
+		return nil, err
+	}
 	n.onClose("swap", n.dropSwap)
 	if u.Swap > 0 {
 		if err := swap.Make(n.data.at(swapDir), u.Swap); err != nil {

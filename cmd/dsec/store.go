@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -141,6 +143,33 @@ func (c *storeConfig) options(raw string) (rest string, err error) {
 		base += "?" + values.Encode()
 	}
 	return base, nil
+}
+
+// placeFile says in a data folder where the node's layers are.
+const placeFile = "store-place"
+
+// place names the store: without options, which say how it is used.
+func (c storeConfig) place() string {
+	if c.way == wayOwn {
+		return "its own folder"
+	}
+	place, _, _ := strings.Cut(c.URL, "?")
+	return strings.TrimRight(strings.TrimPrefix(place, "file://"), "/")
+}
+
+// same is Conflict where a node had another store: the layers of its images and of its
+// sandboxes are there.
+func (c storeConfig) same(file string) error {
+	b, err := os.ReadFile(file)
+	switch had := strings.TrimSpace(string(b)); {
+	case errors.Is(err, fs.ErrNotExist):
+		return os.WriteFile(file, []byte(c.place()+"\n"), 0o600)
+	case err != nil:
+		return fmt.Errorf("read where the layers are: %w", err)
+	case had != c.place():
+		return dsec.Errorf(dsec.Conflict, "the layers of this node's images are in %s, and --store says %s; if they were moved there, remove %s", had, c.place(), file)
+	}
+	return nil
 }
 
 // wholeBytes bounds the local copies of what a node reads whole of a store

@@ -82,6 +82,26 @@ func TestStoreFeature(t *testing.T) {
 	}
 }
 
+// A node keeps to the store that its layers are in, however it is written.
+func TestStoreStays(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "place")
+	for _, c := range []struct {
+		store string
+		kind  dsec.ErrorKind
+	}{
+		{"file:///mnt/a?compress=zstd", dsec.Internal}, {"/mnt/a", dsec.Internal}, {"file:///mnt/a/", dsec.Internal},
+		{"", dsec.Conflict}, {"/mnt/b", dsec.Conflict}, {"s3://bucket/a", dsec.Conflict},
+	} {
+		s, err := openStore(Up{Data: "/data", Store: c.store})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := s.same(file); (err != nil) != (c.kind == dsec.Conflict) || err != nil && dsec.KindOf(err) != c.kind {
+			t.Errorf("--store %q: %v", c.store, err)
+		}
+	}
+}
+
 // What up was given reaches the process that runs detached.
 func TestDetachedArgs(t *testing.T) {
 	c := upCmd{Listen: "127.0.0.1:1", Name: "n", Guest: "g", Verbose: true, Swap: 5, Store: "file:///s", Cache: 7, Snapshots: "sn"}

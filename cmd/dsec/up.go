@@ -212,6 +212,9 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	go func() { lived <- n.edge.Run(lifeCtx) }()
 	go func() { lived <- n.jobs.Run(lifeCtx) }()
 	if u.Context != "" {
+		if old, err := readContextFile(u.Context); err == nil && old.Data != "" && old.Data != n.data.path && isOpen(old.Data) {
+			u.Log.Warn("commands of this account come here now, no more to another node that runs", "url", old.URL, "data", old.Data)
+		}
 		if err := writeContext(u.Context, serverContext{URL: url, Token: token, Data: n.data.path}); err != nil {
 			return 0, errors.Join(err, server.Close())
 		}
