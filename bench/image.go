@@ -21,6 +21,7 @@ const (
 	fetchedAgain  = 1.5  // likewise, with a recorded profile
 	writtenOfPull = 0.45 // bytes written locally in a burst
 	neverHurt     = 1.0  // time with profiles, of that without
+	hardlyHurt    = 1.1  // likewise, with profiles that are of another task
 )
 
 // ImageOptions size a run of Images. Program and Connect are required; other zero
@@ -101,7 +102,7 @@ func Images(ctx context.Context, o ImageOptions) (_ *Report, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("lazy: %w", err)
 	}
-	learned, err := b.learned(ctx)
+	learned, misled, other, err := b.learned(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("learned: %w", err)
 	}
@@ -120,13 +121,14 @@ func Images(ctx context.Context, o ImageOptions) (_ *Report, err error) {
 	r.Hold("a burst of lazy environments with profiles, of one without", learned.took.Seconds()/lazy.took.Seconds(), AtMost, neverHurt, "ratio")
 	r.Hold("a burst of lazy environments with profiles, of pulling them first", learned.took.Seconds()/eager.took.Seconds(), AtMost, lazyOfEager, "ratio")
 	r.Hold("a burst of lazy environments with profiles, of unpacking for each sandbox", learned.took.Seconds()/unpack.took.Seconds(), AtMost, lazyOfUnpack, "ratio")
+	r.Hold("a burst with profiles of another task, of one without profiles", misled.took.Seconds()/other.took.Seconds(), AtMost, hardlyHurt, "ratio")
 	if lazy.fetched > 0 && learned.fetched > 0 {
 		r.Hold("bytes fetched, of bytes touched, with a profile", float64(learned.fetched)/float64(b.touched()), AtMost, fetchedAgain, "ratio")
 		r.Hold("bytes fetched, of bytes touched, nothing known", float64(lazy.fetched)/float64(b.touched()), AtMost, fetchedFirst, "ratio")
 	} else {
 		r.Note("What was fetched is not known: the node does not keep parts of blobs.")
 	}
-	for _, v := range []variant{lazy, learned, cached, eager, unpack} {
+	for _, v := range []variant{lazy, learned, misled, other, cached, eager, unpack} {
 		v.add(r)
 	}
 	stored, err := taken(b.store)
@@ -228,7 +230,7 @@ func (b *imageBench) lazy(ctx context.Context) (lazy, cached variant, err error)
 			return lazy, cached, err
 		}
 	}
-	if lazy, err = b.burst(ctx, n, "lazy", nil); err != nil {
+	if lazy, err = b.burst(ctx, n, "lazy", readSome, nil); err != nil {
 		return lazy, cached, err
 	}
 	b.o.Log("reading all of the environments")
@@ -237,14 +239,57 @@ func (b *imageBench) lazy(ctx context.Context) (lazy, cached variant, err error)
 	}); err != nil {
 		return lazy, cached, err
 	}
-	cached, err = b.burst(ctx, n, "cached", nil)
+	cached, err = b.burst(ctx, n, "cached", readSome, nil)
 	return lazy, cached, err
 }
 
-// learned bursts on the node of lazy once it has profiles of all environments and
-// nothing else of them.
-func (b *imageBench) learned(ctx context.Context) (_ variant, err error) {
-	n, err := b.node(ctx, "teacher", b.slowStore())
+// learned bursts on a node that has profiles of all environments and nothing else of
+// them: with the task that the profiles are of, and with another, which has its own
+// baseline on a node without profiles.
+func (b *imageBench) learned(ctx context.Context) (learned, misled, other variant, err error) {
+	n, err := b.node(ctx, "learned", b.slowStore())
+	if err != nil {
+		return learned, misled, other, err
+	}
+	defer func() { err = errors.Join(err, n.close()) }()
+	for _, e := range b.envs {
+		if err := n.adopt(ctx, e); err != nil {
+			return learned, misled, other, err
+		}
+	}
+	run := func(name, line string) (v variant) {
+		if err == nil {
+			v, err = b.burst(ctx, n, name, line, nil)
+		}
+		if err == nil {
+			err = b.restart(ctx, n)
+		}
+		return v
+	}
+	// The list of a layer is closed some seconds after its first sandbox.
+	err = parallel(ctx, b.o.Many, 0, len(b.envs), func(ctx context.Context, i int) error { return n.task(ctx, b.envs[i].name, readSome) })
+	if err == nil {
+		b.o.Log("waiting for the profiles")
+		select {
+		case <-time.After(noticed):
+		case <-ctx.Done():
+			err = context.Cause(ctx)
+		}
+	}
+	if err == nil {
+		err = b.restart(ctx, n)
+	}
+	learned, misled = run("learned", readSome), run("misled", readOther)
+	if err != nil {
+		return learned, misled, other, err
+	}
+	other, err = b.other(ctx)
+	return learned, misled, other, err
+}
+
+// other bursts with the other task on a node that knows nothing.
+func (b *imageBench) other(ctx context.Context) (_ variant, err error) {
+	n, err := b.node(ctx, "other", b.slowStore())
 	if err != nil {
 		return variant{}, err
 	}
@@ -254,22 +299,7 @@ func (b *imageBench) learned(ctx context.Context) (_ variant, err error) {
 			return variant{}, err
 		}
 	}
-	// The list of a layer is closed some seconds after its first sandbox.
-	if err := parallel(ctx, b.o.Many, 0, len(b.envs), func(ctx context.Context, i int) error {
-		return n.task(ctx, b.envs[i].name, readSome)
-	}); err != nil {
-		return variant{}, err
-	}
-	b.o.Log("waiting for the profiles")
-	select {
-	case <-time.After(noticed):
-	case <-ctx.Done():
-		return variant{}, context.Cause(ctx)
-	}
-	if err := b.restart(ctx, n); err != nil {
-		return variant{}, err
-	}
-	return b.burst(ctx, n, "learned", nil)
+	return b.burst(ctx, n, "other", readOther, nil)
 }
 
 // eager bursts on a node that pulls an environment whole before its first
@@ -316,11 +346,11 @@ func (b *imageBench) eager(ctx context.Context) (_ variant, err error) {
 			return n.adopt(ctx, e)
 		})
 	}
-	return b.burst(ctx, n, "eager", func(i int) error { return pulls[i]() })
+	return b.burst(ctx, n, "eager", readSome, func(i int) error { return pulls[i]() })
 }
 
 // burst creates the sandboxes, runs the task of each, and stops it.
-func (b *imageBench) burst(ctx context.Context, n *imageNode, name string, first func(env int) error) (variant, error) {
+func (b *imageBench) burst(ctx context.Context, n *imageNode, name, line string, first func(env int) error) (variant, error) {
 	b.o.Log("%s: a burst of %d", name, b.o.N)
 	if err := dropCaches(); err != nil { // what was just written is cold, for all alike
 		return variant{}, err
@@ -341,7 +371,7 @@ func (b *imageBench) burst(ctx context.Context, n *imageNode, name string, first
 				return err
 			}
 		}
-		if err := n.task(ctx, b.envs[env].name, readSome); err != nil {
+		if err := n.task(ctx, b.envs[env].name, line); err != nil {
 			return err
 		}
 		mu.Lock()

@@ -52,10 +52,12 @@ func (n *imageNode) adopt(ctx context.Context, e environment) error {
 	return err
 }
 
-// What tasks read: of the list that is in each environment, and everything.
+// What tasks read: of the list that is in each environment, everything, and of other
+// files as many as the list has.
 const (
-	readSome = "xargs cat </task/list >/dev/null"
-	readAll  = "find / -xdev -type f -exec cat {} + >/dev/null"
+	readSome  = "xargs cat </task/list >/dev/null"
+	readAll   = "find / -xdev -type f -exec cat {} + >/dev/null"
+	readOther = "find /opt -type f | " + staticShell + " awk 'NR%12==5' | xargs cat >/dev/null"
 )
 
 // task creates a sandbox, runs a line of shell in it and stops it.

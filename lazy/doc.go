@@ -7,7 +7,8 @@
 //
 // Invariants:
 //
-//   - No byte reaches a reader or a file that was not checked against its table.
+//   - No byte reaches a reader or a file that was not checked against its table, or by who
+//     brought it, see Cache.Bring.
 //   - A chunk is fetched once for all who want it at the time.
 //   - A chunk that a file is said to have is there. The word of an earlier boot of the host
 //     is not believed: such a chunk is checked again when it is first read, since what was

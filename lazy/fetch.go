@@ -163,6 +163,8 @@ const (
 // chunk has pages of chunk i at hand: in the file, or the whole chunk as data. A fetch for it
 // brings those up to last along.
 func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, last int, pages uint64) (data []byte, how outcome, err error) {
+	var patience <-chan time.Time
+	late := false
 	for {
 		e.mu.Lock()
 		e.guesses.read(i)
@@ -192,13 +194,18 @@ func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, la
 				c.stats.hits.Add(1)
 			}
 			return nil, how, nil
-		case f == nil && rest&^e.pages.coming[i] == 0:
+		case f == nil && rest&^e.pages.coming[i] == 0 && !late:
 			change := e.pages.waits()
 			e.mu.Unlock()
 			how = brought
+			if patience == nil {
+				patience = time.After(pagePatience)
+			}
 			c.paging.Add(1)
 			select {
 			case <-change:
+			case <-patience:
+				late = true
 			case <-ctx.Done():
 				err = context.Cause(ctx)
 			}

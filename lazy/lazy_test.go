@@ -589,9 +589,21 @@ func TestExpect(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	<-results // of the same chunk
+	if res := r.want(c, th, 12*page, page); !slices.Equal(res.Missed, []int{0}) || res.Waited < 400*time.Millisecond {
+		t.Errorf("what does not come: %+v", res)
+	}
+	th = r.put(2*chunk, "plain")
+	if err := c.Add(th.data, th.table); err != nil {
+		t.Fatal(err)
+	}
 	done()
-	if res := r.want(c, th, 20*page, page); !slices.Equal(res.Missed, []int{0}) {
-		t.Errorf("%+v", res)
+	done = c.Expect([]lazy.Extent{{Blob: th.data.Digest, First: 0, Many: 30}})
+	go func() {
+		time.Sleep(20 * time.Millisecond)
+		done()
+	}()
+	if res := r.want(c, th, 20*page, page); !slices.Equal(res.Missed, []int{0}) || res.Waited > 400*time.Millisecond {
+		t.Errorf("what is not coming any more: %+v", res)
 	}
 }
 

@@ -74,8 +74,8 @@ func (p *pages) changed() {
 }
 
 // Expect says that pages are about to be brought: a read that wants no others of an absent
-// chunk waits for them and has nothing fetched. What has not come when done is called is
-// fetched as ever. Blobs and pages that are not there are passed over.
+// chunk waits for them for a moment and has nothing fetched. What has not come when done is
+// called is fetched as ever. Blobs and pages that are not there are passed over.
 func (c *Cache) Expect(list []Extent) (done func()) {
 	touched := map[*entry]map[int]uint64{}
 	for _, x := range list {
@@ -198,6 +198,10 @@ func (c *Cache) Count(fetched int64) { c.stats.fetched.Add(fetched) }
 
 // politeness is how long what is brought unasked gives way.
 const politeness = 20 * time.Millisecond
+
+// pagePatience is how long a read waits for pages that are on their way before it has the
+// chunk fetched: they may be at the end of a long row over a slow line.
+const pagePatience = 500 * time.Millisecond
 
 // GiveWay waits a moment if reads wait for chunks, and none for what is being brought.
 func (c *Cache) GiveWay(ctx context.Context) {
