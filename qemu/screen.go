@@ -134,7 +134,7 @@ func (p *Process) Input(ctx context.Context, events []dsec.InputEvent) error {
 	}
 	for _, s := range steps {
 		if err := p.Execute(ctx, "input-send-event", map[string]any{"events": s.encode(size)}, nil); err != nil {
-			return err
+			return p.standing(ctx, err)
 		}
 		select {
 		case <-time.After(keyTime):
@@ -143,6 +143,22 @@ func (p *Process) Input(ctx context.Context, events []dsec.InputEvent) error {
 		}
 	}
 	return nil
+}
+
+// standing says why a machine that stands still has not taken an event: it has turned itself
+// off, and its process ends in a moment, or it is being saved.
+func (p *Process) standing(ctx context.Context, err error) error {
+	if !strings.Contains(err.Error(), "VM not running") {
+		return err
+	}
+	select {
+	case <-p.done:
+		return dsec.Errorf(dsec.Conflict, "QEMU is gone: %s", p.Exit())
+	case <-time.After(dyingTime):
+		return dsec.Errorf(dsec.Unavailable, "the machine stands still: %w", err)
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }
 
 // step is what is sent at once: keys or a button that go down or up, or a move.
