@@ -108,6 +108,12 @@ func TestStoreInPlace(t *testing.T) {
 	must(t, packed.run(bytes.NewReader(archive), "image", "import", "-", "--name", "big").fault())
 	b.kill()
 	b.flags = []string{"--store", "file://" + dir + "-packed?in-place=true"}
+	// A node keeps to the store of its layers until it is told that they were moved.
+	place := filepath.Join(b.data, "store-place")
+	if err := b.start(); err == nil || !strings.Contains(err.Error(), "remove "+place) {
+		t.Fatalf("with another store: %v", err)
+	}
+	must(t, os.Remove(place))
 	must(t, b.start())
 	b.dsec(t, "image", "import", "layer:"+packed.image(t, "big").Digest, "--name", "other")
 	id := strings.TrimSpace(b.dsec(t, "create", "--image", "other"))

@@ -148,11 +148,11 @@ func TestStdinStream(t *testing.T) {
 		}
 	}
 
-	// A command that does not read and ends.
+	// Commands that do not read, and end.
 	if r := b.run(dsec.Command{Argv: []string{"true"}}, strings.Repeat("x", 1<<20)); r.Code != 0 {
 		t.Fatalf("%+v", r)
 	}
-	st = b.start(dsec.Command{Shell: "read x; exit 0", Stdin: dsec.StdinPipe})
+	st = b.start(dsec.Command{Argv: []string{"sleep", "600"}, Stdin: dsec.StdinPipe})
 	done := make(chan error, 1)
 	go func() {
 		off := int64(0)

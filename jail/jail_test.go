@@ -285,8 +285,8 @@ func TestBoxRuns(t *testing.T) {
 func TestRootHolds(t *testing.T) {
 	b := newHost(t).box(roomy)
 	const escape = `
-import os
-os.mkdir("/tmp/d"); fd = os.open("/", os.O_RDONLY); os.chroot("/tmp/d"); os.fchdir(fd)
+import os, tempfile
+d = tempfile.mkdtemp(); fd = os.open("/", os.O_RDONLY); os.chroot(d); os.fchdir(fd)
 for i in range(200): os.chdir("..")
 os.chroot(".")
 print("usr" in os.listdir("/"), "m" in os.listdir("/"))`
