@@ -151,7 +151,7 @@ func putShell(w *tar.Writer) (int64, error) {
 	if _, err := w.Write(shell); err != nil {
 		return 0, err
 	}
-	for _, name := range []string{"sh", "cat", "xargs", "find"} {
+	for _, name := range []string{"sh", "cat", "xargs", "find", "awk"} {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeSymlink, Name: "bin/" + name, Linkname: "busybox", Mode: 0o777}); err != nil {
 			return 0, err
 		}

@@ -64,7 +64,7 @@ func serve(dir, how string) error {
 }
 
 // noteFor is how long depots of tests note what is read.
-const noteFor = 500 * time.Millisecond
+const noteFor = 3 * time.Second
 
 // slow answers no question for a part of a blob.
 type slow struct{ blob.Store }

@@ -37,7 +37,8 @@ type note struct {
 	seen    []map[int]uint64 // by blob: words of pages
 	extents []extent
 	pages   int
-	done    bool // it was asked for, or is not wanted
+	done    bool // it is not wanted: there is a profile
+	spoilt  bool // which is of no use
 }
 
 // extent is a row of pages: number of the blob, first page, how many.
@@ -95,6 +96,23 @@ func (n *notes) dismiss(layer blob.Digest) {
 		n.close(l)
 		l.done, l.extents = true, nil
 	}
+}
+
+// spoil says that the profile of a layer is of no use.
+func (n *notes) spoil(layer blob.Digest) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if l := n.layers[layer]; l != nil {
+		l.spoilt = true
+	}
+}
+
+// spoilt reports whether the profile of a layer was found to be of no use.
+func (n *notes) spoilt(layer blob.Digest) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	l := n.layers[layer]
+	return l != nil && l.spoilt
 }
 
 // read notes n bytes at off of a blob.

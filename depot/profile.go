@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"time"
 
 	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/blob"
+	"github.com/dsec-go/dsec/erofs"
 	"github.com/dsec-go/dsec/image"
 	"github.com/dsec-go/dsec/lazy"
 )
@@ -69,18 +71,24 @@ func decodeProfile(b []byte) (profile, error) {
 	if err := p.Pack.Check(); err != nil {
 		return p, fmt.Errorf("read profile: %w", err)
 	}
+	for i, d := range p.Data {
+		if slices.Contains(p.Data[:i], d) {
+			return p, fmt.Errorf("read profile: blob %s twice", d)
+		}
+	}
 	for i, f := range p.Frames {
 		if f.Stored <= 0 || f.Stored > frameSize || len(f.Sum) != 2*sha256.Size {
 			return p, fmt.Errorf("read profile: frame %d has %d bytes", i, f.Stored)
 		}
-		pages := 0
+		pages, ends := 0, map[int]bool{} // each blob ends within a page
 		for _, x := range f.Extents {
+			ends[x[0]] = true
 			if x[0] < 0 || x[0] >= len(p.Data) || x[1] < 0 || x[2] <= 0 || x[1] > maxNotedBlob/lazy.PageSize || x[2] > frameSize/lazy.PageSize {
 				return p, fmt.Errorf("read profile: pages %d to %d of blob %d", x[1], x[1]+x[2], x[0])
 			}
 			pages += x[2]
 		}
-		if pages > frameSize/lazy.PageSize+len(p.Data) { // each blob ends within a page
+		if pages > frameSize/lazy.PageSize+len(ends) {
 			return p, fmt.Errorf("read profile: frame %d has %d pages", i, pages)
 		}
 	}
@@ -90,6 +98,12 @@ func decodeProfile(b []byte) (profile, error) {
 // pack writes the pages that were noted of a layer into a blob of the store, and gives the
 // profile. Pages that are gone from the cache by now are left out.
 func (s *server) pack(ctx context.Context, n *note) ([]byte, error) {
+	select {
+	case s.packing <- struct{}{}:
+		defer func() { <-s.packing }()
+	case <-ctx.Done():
+		return nil, context.Cause(ctx)
+	}
 	stager, ok := s.cfg.Store.(blob.Stager)
 	if !ok {
 		return nil, nil
@@ -113,6 +127,28 @@ func (s *server) pack(ctx context.Context, n *note) ([]byte, error) {
 		buf, rows = buf[:0], nil
 		return err
 	}
+	// Pages are taken from chunks that are what their table says: one bit that this disk has
+	// changed would be everybody's.
+	var last struct {
+		blob, chunk int
+		data        []byte
+	}
+	last.chunk = -1
+	take := func(b int, off int64, p []byte) bool {
+		for len(p) > 0 {
+			i := int(off / erofs.ChunkSize)
+			if last.blob != b || last.chunk != i {
+				last.blob, last.chunk, last.data = b, i, s.cache.Chunk(n.data[b], i)
+			}
+			from := off - int64(i)*erofs.ChunkSize
+			if from >= int64(len(last.data)) {
+				return false
+			}
+			k := copy(p, last.data[from:])
+			p, off = p[k:], off+int64(k)
+		}
+		return true
+	}
 	for _, x := range n.extents {
 		size := s.sizeOf(n.data[x[0]])
 		for x[2] > 0 {
@@ -122,7 +158,7 @@ func (s *server) pack(ctx context.Context, n *note) ([]byte, error) {
 			if many <= 0 {
 				break
 			}
-			if buf = buf[:at+many]; s.cache.Peek(n.data[x[0]], off, buf[at:]) {
+			if buf = buf[:at+many]; take(x[0], off, buf[at:]) {
 				rows = append(rows, part)
 			} else {
 				buf = buf[:at]
@@ -178,21 +214,32 @@ func (s *server) prefetch(ctx context.Context, layer blob.Digest, b []byte) erro
 		}
 	}
 	s.folder.noted.dismiss(layer)
+	var wanted []int
+	var expected []lazy.Extent
+	for i, f := range p.Frames {
+		if rows := p.pages(f); s.cache.Wants(rows) {
+			wanted, expected = append(wanted, i), append(expected, rows...)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil
+	}
 	select {
 	case s.packs <- struct{}{}:
 	case <-ctx.Done():
 		return context.Cause(ctx)
 	}
-	var expected []lazy.Extent
-	for _, f := range p.Frames {
-		expected = append(expected, p.pages(f)...)
-	}
 	done := s.cache.Expect(expected)
 	go func() {
 		defer func() { <-s.packs }()
 		defer done()
-		if err := s.bring(s.life, p); err != nil && s.life.Err() == nil {
-			s.cfg.Log.Warn("the pages of a profile did not come; they are fetched when they are read", "layer", layer, "err", err)
+		err := s.bring(s.life, p, wanted)
+		if err == nil || s.life.Err() != nil {
+			return
+		}
+		s.cfg.Log.Warn("the pages of a profile did not come; they are fetched when they are read", "layer", layer, "err", err)
+		if errors.Is(err, image.ErrCorrupt) || errors.Is(err, blob.ErrNotFound) || errors.Is(err, blob.ErrRange) {
+			s.folder.noted.spoil(layer)
 		}
 	}()
 	return nil
@@ -207,53 +254,74 @@ func (p profile) pages(f frame) []lazy.Extent {
 	return out
 }
 
-// bring reads the pack of a profile and keeps its pages.
-func (s *server) bring(ctx context.Context, p profile) error {
+// bring reads frames of the pack of a profile and keeps their pages.
+func (s *server) bring(ctx context.Context, p profile, wanted []int) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(frameTimeout, func() { cancel(errors.New("the store did not answer in time")) })
 	defer slow.Stop()
-	total := int64(0)
-	for _, f := range p.Frames {
-		total += int64(f.Stored)
+	offsets := make([]int64, len(p.Frames)+1)
+	for i, f := range p.Frames {
+		offsets[i+1] = offsets[i] + int64(f.Stored)
 	}
-	body, err := s.cfg.Store.Get(ctx, p.Pack, 0, total)
+	for len(wanted) > 0 {
+		n := 1
+		for n < len(wanted) && wanted[n] == wanted[0]+n {
+			n++
+		}
+		first, last := wanted[0], wanted[n-1]
+		body, err := s.cfg.Store.Get(ctx, p.Pack, offsets[first], offsets[last+1]-offsets[first])
+		if err != nil {
+			return lazy.Because(ctx, err)
+		}
+		for i := first; i <= last && err == nil; i++ {
+			if err = s.bringFrame(ctx, p, i, body); err == nil {
+				slow.Reset(frameTimeout)
+				s.cache.GiveWay(ctx)
+			} else {
+				err = fmt.Errorf("frame %d: %w", i, err)
+			}
+		}
+		body.Close()
+		if err != nil {
+			return err
+		}
+		wanted = wanted[n:]
+	}
+	return nil
+}
+
+// bringFrame reads frame i of a pack, checks it, and keeps its pages.
+func (s *server) bringFrame(ctx context.Context, p profile, i int, body io.Reader) error {
+	f := p.Frames[i]
+	stored := make([]byte, f.Stored)
+	n, err := io.ReadFull(body, stored)
+	s.cache.Count(int64(n))
 	if err != nil {
 		return lazy.Because(ctx, err)
 	}
-	defer body.Close()
-	stored := make([]byte, frameSize)
-	for i, f := range p.Frames {
-		n, err := io.ReadFull(body, stored[:f.Stored])
-		s.cache.Count(int64(n))
-		if err != nil {
-			return lazy.Because(ctx, fmt.Errorf("frame %d: %w", i, err))
+	if sum := sha256.Sum256(stored); hex.EncodeToString(sum[:]) != f.Sum {
+		return fmt.Errorf("other content than its sum says: %w", image.ErrCorrupt)
+	}
+	rows := p.pages(f)
+	size, sizes := 0, make([]int, len(rows))
+	for j, x := range rows {
+		n := min(int64(x.Many)*lazy.PageSize, s.sizeOf(x.Blob)-int64(x.First)*lazy.PageSize)
+		if n <= int64(x.Many-1)*lazy.PageSize {
+			return fmt.Errorf("blob %s ends before page %d: %w", x.Blob, x.First+x.Many-1, image.ErrCorrupt)
 		}
-		slow.Reset(frameTimeout)
-		if sum := sha256.Sum256(stored[:f.Stored]); hex.EncodeToString(sum[:]) != f.Sum {
-			return fmt.Errorf("frame %d has other content than its sum says: %w", i, image.ErrCorrupt)
+		sizes[j] = int(n)
+		size += sizes[j]
+	}
+	data, err := image.Unpack(stored, size)
+	if err != nil {
+		return err
+	}
+	for j, x := range rows {
+		if !s.cache.Bring(x, data[:sizes[j]]) {
+			return errors.New("there is no room")
 		}
-		rows := p.pages(f)
-		size, sizes := 0, make([]int, len(rows))
-		for j, x := range rows {
-			n := min(int64(x.Many)*lazy.PageSize, s.sizeOf(x.Blob)-int64(x.First)*lazy.PageSize)
-			if n <= 0 {
-				return fmt.Errorf("frame %d: blob %s has no page %d: %w", i, x.Blob, x.First, image.ErrCorrupt)
-			}
-			sizes[j] = int(n)
-			size += sizes[j]
-		}
-		data, err := image.Unpack(stored[:f.Stored], size)
-		if err != nil {
-			return fmt.Errorf("frame %d: %w", i, err)
-		}
-		for j, x := range rows {
-			if !s.cache.Bring(x, data[:sizes[j]]) {
-				return fmt.Errorf("frame %d: there is no room", i)
-			}
-			data = data[sizes[j]:]
-		}
-		s.cache.GiveWay(ctx)
+		data = data[sizes[j]:]
 	}
 	return nil
 }

@@ -67,6 +67,7 @@ type server struct {
 	life    context.Context
 	stop    context.CancelFunc
 	packs   chan struct{} // one for each pack of pages that is being brought
+	packing chan struct{} // one for the pack that is being made
 
 	mu    sync.Mutex
 	conns map[string]*os.File // connections to the kernel, by their names in the holder
@@ -101,7 +102,7 @@ func Run(ctx context.Context, c Config) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	s := &server{cfg: c, life: ctx, stop: stop, packs: make(chan struct{}, packsAtATime), conns: map[string]*os.File{}}
+	s := &server{cfg: c, life: ctx, stop: stop, packs: make(chan struct{}, packsAtATime), packing: make(chan struct{}, 1), conns: map[string]*os.File{}}
 	if err := s.open(ctx); err != nil {
 		return fmt.Errorf("open depot: %w", err)
 	}
@@ -337,6 +338,9 @@ func (s *server) answer(ctx context.Context, q request) (response, error) {
 	case opCached:
 		return response{Cached: s.cached(q.Digests)}, nil
 	case opProfile:
+		if s.folder.noted.spoilt(d) {
+			return response{}, dsec.Errorf(dsec.Lost, "the profile of layer %s is damaged, or its pages are gone", d)
+		}
 		n := s.folder.noted.take(d)
 		if n == nil {
 			return response{}, nil

@@ -88,6 +88,7 @@ type entry struct {
 	streams [8]stream
 	guesses guesses
 	pages   pages
+	gone    bool // another took its place
 }
 
 // origin is where the chunks of a blob come from.
@@ -174,6 +175,9 @@ func (c *Cache) Add(d image.Data, t *image.Table) error {
 	e := c.blobs[d.Digest]
 	switch {
 	case e != nil && (e.size() != d.Size || len(e.state) != t.Len()):
+		e.mu.Lock()
+		e.gone = true
+		e.mu.Unlock()
 		c.drop(e)
 		e.close()
 		c.remove(e)

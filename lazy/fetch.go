@@ -206,6 +206,10 @@ func (c *Cache) chunk(ctx context.Context, e *entry, o *origin, s *stream, i, la
 			case <-change:
 			case <-patience:
 				late = true
+				e.mu.Lock()
+				e.pages.coming = nil // nor does anybody else wait
+				e.pages.changed()
+				e.mu.Unlock()
 			case <-ctx.Done():
 				err = context.Cause(ctx)
 			}

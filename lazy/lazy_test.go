@@ -500,9 +500,12 @@ func TestBring(t *testing.T) {
 	}
 	for _, x := range []lazy.Extent{
 		{Blob: d, First: -1, Many: 1}, {Blob: d, First: 0, Many: 0}, {Blob: d, First: 4*64 + 2, Many: 1}, {Blob: blob.Of(nil), First: 0, Many: 1},
+		{Blob: d, First: 4*64 + 1, Many: 2}, {Blob: d, First: 4*64 + 1, Many: 128},
 	} {
-		if c.Bring(x, make([]byte, page)) {
-			t.Errorf("%+v was taken", x)
+		for _, n := range []int{page, 100, x.Many * page} {
+			if n >= 0 && c.Bring(x, make([]byte, n)) {
+				t.Errorf("%+v was taken with %d bytes", x, n)
+			}
 		}
 	}
 	if got, want := c.Stats().Cached, int64(8*page+page+100); got != want {
@@ -516,8 +519,8 @@ func TestBring(t *testing.T) {
 	if n := r.src.gets.Load(); n != 0 {
 		t.Errorf("%d requests of the store", n)
 	}
-	if b := make([]byte, 2*page); !c.Peek(d, 62*page, b) || !bytes.Equal(b, th.bytes[62*page:64*page]) || c.Peek(d, 58*page, b[:1]) || c.Peek(d, 67*page, b) {
-		t.Error("what is here is not what can be peeked at")
+	if x := (lazy.Extent{Blob: d, First: 60, Many: 8}); c.Chunk(d, 0) != nil || c.Wants([]lazy.Extent{x}) || !c.Wants([]lazy.Extent{x, {Blob: d, First: 59, Many: 1}}) {
+		t.Error("what is here is not what is wanted")
 	}
 	// One page more than there is: the chunk comes, with the one behind, and counts once.
 	if res := r.want(c, th, 59*page, 2*page); !slices.Equal(res.Missed, []int{0}) {
@@ -526,6 +529,10 @@ func TestBring(t *testing.T) {
 	awaitCached(t, c, 2*chunk+page+100)
 	if !bring(0, 1) || c.Stats().Cached != 2*chunk+page+100 {
 		t.Errorf("a page of a chunk that is here counts: %d", c.Stats().Cached)
+	}
+	// What was checked is not written over by what was not.
+	if !c.Bring(lazy.Extent{Blob: d, First: 0, Many: 1}, make([]byte, page)) || !bytes.Equal(c.Chunk(d, 0), th.bytes[:chunk]) {
+		t.Error("a chunk that was here has other bytes now")
 	}
 	for until := time.Now().Add(10 * time.Second); !c.Forget(d) && time.Now().Before(until); time.Sleep(time.Millisecond) {
 	}
@@ -578,7 +585,7 @@ func TestExpect(t *testing.T) {
 	case <-time.After(50 * time.Millisecond):
 	}
 	c.Bring(lazy.Extent{Blob: d, First: 0, Many: 10}, th.bytes[:10*page])
-	if res := <-results; len(res.Missed) > 0 || res.Waited < 40*time.Millisecond {
+	if res := <-results; len(res.Missed) > 0 || res.Waited == 0 {
 		t.Errorf("%+v, want to have waited and nothing missed", res)
 	}
 	if n := r.src.gets.Load(); n != 0 {
@@ -589,6 +596,7 @@ func TestExpect(t *testing.T) {
 		t.Errorf("%+v", res)
 	}
 	<-results // of the same chunk
+	// What does not come keeps one reader waiting for a moment, and no other.
 	if res := r.want(c, th, 12*page, page); !slices.Equal(res.Missed, []int{0}) || res.Waited < 400*time.Millisecond {
 		t.Errorf("what does not come: %+v", res)
 	}
@@ -602,7 +610,7 @@ func TestExpect(t *testing.T) {
 		time.Sleep(20 * time.Millisecond)
 		done()
 	}()
-	if res := r.want(c, th, 20*page, page); !slices.Equal(res.Missed, []int{0}) || res.Waited > 400*time.Millisecond {
+	if res := r.want(c, th, 20*page, page); !slices.Equal(res.Missed, []int{0}) {
 		t.Errorf("what is not coming any more: %+v", res)
 	}
 }

@@ -82,7 +82,7 @@ func (c *Cache) Expect(list []Extent) (done func()) {
 		c.mu.Lock()
 		e := c.blobs[x.Blob]
 		c.mu.Unlock()
-		if e == nil || x.First < 0 || x.Many <= 0 || int64(x.First)+int64(x.Many) > (e.plain+PageSize-1)/PageSize {
+		if e == nil || !e.has(x) {
 			continue
 		}
 		if touched[e] == nil {
@@ -112,8 +112,9 @@ func (c *Cache) Expect(list []Extent) (done func()) {
 	}
 }
 
-// Bring keeps pages of a blob, which the caller has checked; data ends with a page or with the
-// blob. It reports whether there was room: nothing is dropped to make some.
+// Bring keeps pages of a blob, which the caller has checked, as far as their chunks are absent
+// and nobody fetches them; data ends with a page or with the blob. It reports whether there was
+// room: nothing is dropped to make some.
 func (c *Cache) Bring(x Extent, data []byte) bool {
 	e, err := c.pin(x.Blob)
 	if err != nil {
@@ -121,36 +122,85 @@ func (c *Cache) Bring(x Extent, data []byte) bool {
 	}
 	defer c.unpin(e)
 	at := int64(x.First) * PageSize
-	if x.First < 0 || x.Many <= 0 || int64(len(data)) != min(int64(x.Many)*PageSize, e.plain-at) {
+	if !e.has(x) || int64(len(data)) != min(int64(x.Many)*PageSize, e.plain-at) {
 		return false
 	}
-	if !c.reserveFree(int64(len(data))) {
-		return false
-	}
-	if _, err := e.file.WriteAt(data, at); err != nil { // a full disk
-		c.giveBack(int64(len(data)))
-		return false
-	}
-	// Written soon, so that the pages can be given back when they are read.
-	unix.SyncFileRange(int(e.file.Fd()), at, int64(len(data)), unix.SYNC_FILE_RANGE_WRITE) //nolint:errcheck // a hint
 	e.mu.Lock()
-	kept := int64(0)
+	missing := e.missing(x)
+	if missing == 0 {
+		masks(x.First, x.Many, e.pages.settle)
+		e.pages.changed()
+	}
+	e.mu.Unlock()
+	if missing == 0 {
+		return true
+	}
+	if !c.reserveFree(missing) {
+		return false
+	}
+	ok := true
+	e.mu.Lock()
+	// What came meanwhile is not written: a chunk that is here was checked against its table.
+	// A fetch that begins from now on writes after this.
 	masks(x.First, x.Many, func(i int, m uint64) {
-		if e.state[i] == absent {
-			if e.pages.here == nil {
-				e.pages.here = map[int]uint64{}
-			}
-			kept += e.pageBytes(i, m&^e.pages.here[i])
-			e.pages.here[i] |= m
+		defer e.pages.settle(i, m)
+		n := e.pageBytes(i, m&^e.pages.here[i])
+		if e.gone || e.state[i] != absent || e.flying[i] != nil || n == 0 || n > missing {
+			return
 		}
-		e.pages.settle(i, m)
+		from := max(at, int64(i)*erofs.ChunkSize)
+		to := min(at+int64(len(data)), int64(i+1)*erofs.ChunkSize)
+		if _, err := e.file.WriteAt(data[from-at:to-at], from); err != nil { // a full disk
+			ok = false
+			return
+		}
+		if e.pages.here == nil {
+			e.pages.here = map[int]uint64{}
+		}
+		e.pages.here[i] |= m
+		e.have += n
+		missing -= n
 	})
-	e.have += kept
 	e.pages.changed()
 	e.mu.Unlock()
-	c.giveBack(int64(len(data)) - kept)
+	c.giveBack(missing)
+	// Written soon, so that the pages can be given back when they are read.
+	unix.SyncFileRange(int(e.file.Fd()), at, int64(len(data)), unix.SYNC_FILE_RANGE_WRITE) //nolint:errcheck // a hint
 	c.stats.brought.Add(int64(x.Many))
-	return true
+	return ok
+}
+
+// has reports whether a blob has all of an extent.
+func (e *entry) has(x Extent) bool {
+	return x.First >= 0 && x.Many > 0 && int64(x.First)+int64(x.Many) <= (e.plain+PageSize-1)/PageSize
+}
+
+// missing is how many bytes of an extent Bring would keep now. Requires: e.mu held.
+func (e *entry) missing(x Extent) (n int64) {
+	masks(x.First, x.Many, func(i int, m uint64) {
+		if e.state[i] == absent && e.flying[i] == nil {
+			n += e.pageBytes(i, m&^e.pages.here[i])
+		}
+	})
+	return n
+}
+
+// Wants reports whether Bring would keep anything of extents.
+func (c *Cache) Wants(list []Extent) bool {
+	for _, x := range list {
+		e, err := c.pin(x.Blob)
+		if err != nil {
+			continue
+		}
+		e.mu.Lock()
+		wants := e.has(x) && e.missing(x) > 0
+		e.mu.Unlock()
+		c.unpin(e)
+		if wants {
+			return true
+		}
+	}
+	return false
 }
 
 // pageBytes is how many bytes pages of a chunk have: all of them PageSize but the blob's last.
@@ -171,26 +221,25 @@ func (e *entry) unpage(i int) int64 {
 	return n
 }
 
-// Peek reads what is here of a blob: all of p, or nothing.
-func (c *Cache) Peek(d blob.Digest, off int64, p []byte) bool {
+// Chunk gives a chunk that is kept, checked again; nil for any other.
+func (c *Cache) Chunk(d blob.Digest, i int) []byte {
 	e, err := c.pin(d)
-	if err != nil || off < 0 || off+int64(len(p)) > e.plain || len(p) == 0 {
-		if err == nil {
-			c.unpin(e)
-		}
-		return false
+	if err != nil {
+		return nil
 	}
 	defer c.unpin(e)
+	o := e.origin.Load()
 	e.mu.Lock()
-	for i := int(off / erofs.ChunkSize); i <= int((off+int64(len(p))-1)/erofs.ChunkSize); i++ {
-		if e.state[i] != kept && need(i, off, len(p))&^e.pages.here[i] != 0 {
-			e.mu.Unlock()
-			return false
-		}
-	}
+	here := o != nil && i >= 0 && i < len(e.state) && e.state[i] == kept
 	e.mu.Unlock()
-	_, err = e.file.ReadAt(p, off)
-	return err == nil
+	if !here {
+		return nil
+	}
+	b := make([]byte, e.sizeOf(i))
+	if _, err := e.file.ReadAt(b, int64(i)*erofs.ChunkSize); err != nil || !o.table.Is(i, b) {
+		return nil
+	}
+	return b
 }
 
 // Count adds to the bytes that came from the store what the caller fetched for Bring.

@@ -130,6 +130,9 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("open blobs: %w", err)
 	}
+	if err := where.note(n.data.at(placeFile)); err != nil {
+		return nil, err
+	}
 	library, err := n.openLibrary(where, blobs)
 	if err != nil {
 		return nil, err

@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"errors"
 	"time"
 
+	"github.com/dsec-go/dsec"
 	"github.com/dsec-go/dsec/depot"
 )
 
@@ -23,9 +25,18 @@ func (s *images) learn(digest string) {
 		ctx, cancel := context.WithTimeout(s.lazy.life, 4*learnAfter)
 		defer cancel()
 		b, err := s.profiles.get(ctx, digest)
-		if err == nil && b != nil {
-			err = s.lazy.Prefetch(ctx, digest, b)
-		} else if err == nil && s.lazy.pause(learnAfter) {
+		switch {
+		case err == nil && b != nil:
+			if err = s.lazy.Prefetch(ctx, digest, b); err == nil && s.lazy.pause(learnAfter) {
+				_, err = s.lazy.Profile(ctx, digest)
+			}
+			if k := dsec.KindOf(err); err != nil && (k == dsec.Invalid || k == dsec.Lost) {
+				err = errors.Join(err, s.profiles.forget(ctx, digest)) // so that another is recorded
+			}
+		case err == nil && s.lazy.pause(learnAfter):
+			if b, err = s.profiles.get(ctx, digest); err != nil || b != nil {
+				break // another node was faster
+			}
 			if b, err = s.lazy.Profile(ctx, digest); err == nil && b != nil {
 				err = s.profiles.add(ctx, digest, b)
 			}

@@ -95,6 +95,15 @@ func (p profiles) add(ctx context.Context, layer string, b []byte) error {
 	return err
 }
 
+// forget takes away the profile that a layer has.
+func (p profiles) forget(ctx context.Context, layer string) error {
+	name, err := p.names.Get(ctx, layer)
+	if err != nil {
+		return err
+	}
+	return p.names.Remove(ctx, layer, name)
+}
+
 // keep gives the blobs of the profiles of layers that stay, and takes those of others
 // away.
 func (p profiles) keep(ctx context.Context, layers map[string]int) ([]blob.Digest, error) {

@@ -153,8 +153,32 @@ func (c storeConfig) place() string {
 	if c.way == wayOwn {
 		return "its own folder"
 	}
-	place, _, _ := strings.Cut(c.URL, "?")
-	return strings.TrimRight(strings.TrimPrefix(place, "file://"), "/")
+	path, ok := strings.CutPrefix(c.URL, "file://")
+	if ok {
+		path, _, _ = strings.Cut(path, "?")
+		if plain, err := url.PathUnescape(path); err == nil {
+			path = plain
+		}
+	}
+	if strings.HasPrefix(path, "/") {
+		return filepath.Clean(path)
+	}
+	return path // of a bucket, with the server that has it
+}
+
+// note writes down where the layers are, once the store could be opened.
+func (c storeConfig) note(file string) error {
+	if b, err := os.ReadFile(file); err == nil && len(b) > 0 {
+		return nil
+	}
+	err := os.WriteFile(file+".new", []byte(c.place()+"\n"), 0o600)
+	if err == nil {
+		err = os.Rename(file+".new", file)
+	}
+	if err != nil {
+		return fmt.Errorf("note where the layers are: %w", err)
+	}
+	return nil
 }
 
 // same is Conflict where a node had another store: the layers of its images and of its
@@ -162,8 +186,8 @@ func (c storeConfig) place() string {
 func (c storeConfig) same(file string) error {
 	b, err := os.ReadFile(file)
 	switch had := strings.TrimSpace(string(b)); {
-	case errors.Is(err, fs.ErrNotExist):
-		return os.WriteFile(file, []byte(c.place()+"\n"), 0o600)
+	case errors.Is(err, fs.ErrNotExist), err == nil && had == "":
+		return nil
 	case err != nil:
 		return fmt.Errorf("read where the layers are: %w", err)
 	case had != c.place():

@@ -89,8 +89,8 @@ func TestStoreStays(t *testing.T) {
 		store string
 		kind  dsec.ErrorKind
 	}{
-		{"file:///mnt/a?compress=zstd", dsec.Internal}, {"/mnt/a", dsec.Internal}, {"file:///mnt/a/", dsec.Internal},
-		{"", dsec.Conflict}, {"/mnt/b", dsec.Conflict}, {"s3://bucket/a", dsec.Conflict},
+		{"file:///mnt/a%20b?compress=zstd", dsec.Internal}, {"/mnt/a b", dsec.Internal}, {"file:///mnt/a%20b/", dsec.Internal},
+		{"", dsec.Conflict}, {"/mnt/b", dsec.Conflict}, {"s3://bucket/a", dsec.Conflict}, {"/mnt/a b?1", dsec.Conflict},
 	} {
 		s, err := openStore(Up{Data: "/data", Store: c.store})
 		if err != nil {
@@ -98,6 +98,9 @@ func TestStoreStays(t *testing.T) {
 		}
 		if err := s.same(file); (err != nil) != (c.kind == dsec.Conflict) || err != nil && dsec.KindOf(err) != c.kind {
 			t.Errorf("--store %q: %v", c.store, err)
+		}
+		if err := s.note(file); err != nil { // the first is what stays
+			t.Fatal(err)
 		}
 	}
 }
