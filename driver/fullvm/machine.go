@@ -261,7 +261,7 @@ func (m *machine) Screenshot(ctx context.Context) ([]byte, error) {
 		return nil, err
 	}
 	b, err := p.Screenshot(ctx)
-	return b, m.judge(err)
+	return b, m.verdict(p, err)
 }
 
 // Input implements driver.Screen.
@@ -272,5 +272,24 @@ func (m *machine) Input(ctx context.Context, events []dsec.InputEvent) error {
 	if err != nil {
 		return err
 	}
-	return m.judge(p.Input(ctx, events))
+	return m.verdict(p, p.Input(ctx, events))
+}
+
+// verdict is judge for what was asked of a process, which may be gone before anybody
+// has noticed.
+func (m *machine) verdict(p *qemu.Process, err error) error {
+	if err == nil {
+		return nil
+	}
+	m.mu.Lock()
+	leaving := m.leaving == p
+	m.mu.Unlock()
+	select {
+	case <-p.Done():
+		if !leaving {
+			return driver.Ended()
+		}
+	default:
+	}
+	return m.judge(err)
 }

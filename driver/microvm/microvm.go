@@ -305,7 +305,9 @@ func (d *Driver) adopt(ctx context.Context, n int) (*machine, error) {
 		return nil, g.destroy()
 	}
 	g.shape = st.Shape
+	g.mu.Lock()
 	g.template = st.Template
+	g.mu.Unlock()
 	m := d.newMachine(g, st)
 	if st.Paused {
 		// A resume that did not come to its end; or a pause that had.

@@ -287,6 +287,9 @@ func TestDamagedPause(t *testing.T) {
 		at := bytes.IndexFunc(b, func(r rune) bool { return r != 0 })
 		if damaged {
 			b[at] ^= 1
+			if err := p.Resume(t.Context()); dsec.KindOf(err) != dsec.Lost || !strings.Contains(err.Error(), "base") {
+				t.Errorf("base is gone: %v", err)
+			}
 		}
 		if err := os.WriteFile(base, b, 0o600); err != nil {
 			t.Fatal(err)

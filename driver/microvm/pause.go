@@ -101,7 +101,7 @@ func (m *machine) save(ctx context.Context) error {
 		return err
 	}
 	which, base := allPages, (*fileInfo)(nil)
-	if t := m.driver.kept(m.slot.template); t != nil {
+	if t := m.driver.kept(m.slot.maps()); t != nil {
 		if err := os.Link(filepath.Join(t.dir, templateMemory), filepath.Join(dir, savedBase)); err == nil {
 			which, base = ownPages, &fileInfo{Size: m.slot.shape.RAM, CRC: t.sum}
 		}
@@ -283,7 +283,8 @@ func (m *machine) restore(ctx context.Context) error {
 		return err
 	}
 	defer pages.Close()
-	if base := filepath.Join(dir, savedBase); exists(base) {
+	base := filepath.Join(dir, savedBase)
+	if sum != nil || exists(base) {
 		if l.memory, err = m.driver.baseFor(st.Template, base, sum, m.slot.shape); err != nil {
 			return err
 		}
@@ -346,6 +347,9 @@ func (d *Driver) baseFor(id, path string, want *fileInfo, s shape) (*os.File, er
 		return again(t.memory)
 	}
 	f, err := os.Open(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, errDamaged(savedBase)
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -94,16 +94,12 @@ func (p *pool) end() {
 	p.kick()
 }
 
-// busy reports whether a start is under way, or a machine of any size is ready.
-func (p *pool) busy() bool {
+// busy reports whether a start is under way, or machines that map t are ready or being made.
+func (p *pool) busy(t *template) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, r := range p.sizes {
-		if len(r.slots) > 0 || r.filling {
-			return true
-		}
-	}
-	return p.starting > 0
+	r := p.sizes[t.Shape]
+	return p.starting > 0 || r != nil && (len(r.slots) > 0 || r.filling)
 }
 
 // take gives a ready machine of a size, or nil.

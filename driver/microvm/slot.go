@@ -33,11 +33,10 @@ type slot struct {
 	frames  *qemu.Port
 	ctl     *vm.Client
 
-	template string // whose memory the process maps privately; empty if none's
-
-	mu     sync.Mutex
-	proc   *qemu.Process
-	hushed func(string) // called when the guest closes a port; nil while it may
+	mu       sync.Mutex
+	proc     *qemu.Process
+	template string       // whose memory the process maps privately; empty if none's
+	hushed   func(string) // called when the guest closes a port; nil while it may
 }
 
 // MaxSlots bounds the machines of a driver.
@@ -94,6 +93,13 @@ func (g *slot) process() *qemu.Process {
 	return g.proc
 }
 
+// maps gives the template whose memory the slot's process maps; empty if none's.
+func (g *slot) maps() string {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.template
+}
+
 // launch says how a process is started.
 type launch struct {
 	memory   *os.File
@@ -129,9 +135,8 @@ func (g *slot) launch(ctx context.Context, l launch) error {
 		return err
 	}
 	g.mu.Lock()
-	g.proc = proc
+	g.proc, g.template = proc, l.template
 	g.mu.Unlock()
-	g.template = l.template
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -203,7 +204,7 @@ func (m *machine) copySaved(ctx context.Context, dir string, sizes map[string]in
 	if _, err := copyFile(filepath.Join(dir, snapshotDevice), filepath.Join(saved, savedDevice)); err != nil {
 		return err
 	}
-	if !exists(filepath.Join(saved, savedBase)) {
+	if base == nil && !exists(filepath.Join(saved, savedBase)) {
 		if _, err := copyFile(filepath.Join(dir, snapshotMemory), filepath.Join(saved, savedPages)); err != nil {
 			return err
 		}
@@ -232,12 +233,18 @@ func (m *machine) whole(saved string, want *fileInfo) (*os.File, error) {
 		return nil, err
 	}
 	fill := func() error {
-		if base, err := os.Open(filepath.Join(saved, savedBase)); err == nil {
+		base, err := os.Open(filepath.Join(saved, savedBase))
+		switch {
+		case err == nil:
 			err = copyBase(mem, base, size, want)
 			base.Close()
 			if err != nil {
 				return err
 			}
+		case want != nil && errors.Is(err, fs.ErrNotExist):
+			return errDamaged(savedBase)
+		case !errors.Is(err, fs.ErrNotExist):
+			return err
 		}
 		pages, err := os.Open(filepath.Join(saved, savedPages))
 		if err != nil {

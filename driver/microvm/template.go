@@ -203,9 +203,9 @@ func (d *Driver) rest(t *template) {
 		return
 	}
 	left := d.config.TemplateIdle - time.Since(t.used)
-	busy := d.pool.busy()
+	busy := d.pool.busy(t)
 	for _, m := range d.machines {
-		busy = busy || m.slot.template == t.ID
+		busy = busy || m.slot.process() != nil && m.slot.maps() == t.ID
 	}
 	if busy {
 		left = d.config.TemplateIdle
