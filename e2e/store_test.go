@@ -113,6 +113,8 @@ func TestStoreInPlace(t *testing.T) {
 	if err := b.start(); err == nil || !strings.Contains(err.Error(), "remove "+place) {
 		t.Fatalf("with another store: %v", err)
 	}
+	// Taking it down asks for no store.
+	must(t, b.run(nil, "down", "--data", b.data, "--guest", b.guest).fault())
 	must(t, os.Remove(place))
 	must(t, b.start())
 	b.dsec(t, "image", "import", "layer:"+packed.image(t, "big").Digest, "--name", "other")

@@ -87,9 +87,6 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 		return nil, err
 	}
 	n.onClose("data folder", func() error { n.data.close(); return nil })
-	if err := where.same(n.data.at(placeFile)); err != nil {
-		return nil, err
-	}
 	n.onClose("swap", n.dropSwap)
 	if u.Swap > 0 {
 		if err := swap.Make(n.data.at(swapDir), u.Swap); err != nil {
@@ -129,9 +126,6 @@ func openNode(ctx context.Context, u Up) (_ *node, err error) {
 	blobs, err := where.open(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("open blobs: %w", err)
-	}
-	if err := where.note(n.data.at(placeFile)); err != nil {
-		return nil, err
 	}
 	library, err := n.openLibrary(where, blobs)
 	if err != nil {

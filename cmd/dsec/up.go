@@ -158,7 +158,11 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	if host, _, err := net.SplitHostPort(u.Listen); err != nil || host == "" {
 		return 0, dsec.Errorf(dsec.Invalid, "listen address %q is not HOST:PORT; all interfaces are 0.0.0.0:PORT", u.Listen)
 	}
-	if _, err := openStore(u); err != nil {
+	where, err := openStore(u)
+	if err != nil {
+		return 0, err
+	}
+	if err := where.same(filepath.Join(u.Data, placeFile)); err != nil {
 		return 0, err
 	}
 	// The address first: nothing has to be undone when it is bad or taken.
@@ -175,6 +179,9 @@ func (u Up) Run(ctx context.Context) (left int, err error) {
 	n, err := openNode(ctx, u)
 	if err != nil {
 		return 0, err
+	}
+	if err := where.note(n.data.at(placeFile)); err != nil {
+		return 0, errors.Join(err, n.close())
 	}
 	for _, err := range n.limits {
 		u.Log.Warn("host limit is low", logErr, err)
